@@ -8,6 +8,7 @@ scale (-inf: none) keeps scores >= threshold (`outrider.common.sampling.truncati
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,6 +140,36 @@ def gumbel_argmax_draft(
         if index >= drafted.size or found[-1][0] != drafted[index]:
             break
     return np.array(found, np.float64)
+
+
+def paged_attention(
+    query: NDArray[np.floating],
+    key_pool: NDArray[np.floating],
+    value_pool: NDArray[np.floating],
+    seen: Sequence[Sequence[int]],
+    scaling: float,
+    softcap: float | None = None,
+) -> NDArray[np.float64]:
+    """Returns the attention [num_rows, heads, head_dim] of queries [heads, num_rows, head_dim].
+
+    A slot is a token's place in a pool [num_blocks, block_size, kv_heads, head_dim]; row i sees the tokens in slots
+    `seen[i]`. Query heads share KV heads in order: with 6 and 2, heads 0 to 2 have KV head 0. With a `softcap` c a
+    score s counts as c · tanh(s / c).
+    """
+    num_heads, num_rows, head_dim = query.shape
+    num_groups = num_heads // key_pool.shape[2]
+    out = np.empty((num_rows, num_heads, head_dim))
+    for row, slots in enumerate(seen):
+        keys, values = (  # [tokens, heads, head_dim]
+            pool.reshape(-1, *pool.shape[2:])[list(slots)].astype(np.float64).repeat(num_groups, axis=1)
+            for pool in (key_pool, value_pool)
+        )
+        scores = np.einsum("hd,thd->ht", query[:, row].astype(np.float64), keys) * scaling
+        if softcap is not None:
+            scores = softcap * np.tanh(scores / softcap)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        out[row] = np.einsum("ht,thd->hd", weights / weights.sum(axis=1, keepdims=True), values)
+    return out
 
 
 def draft_signals(logits: Row, token_id: int) -> tuple[float, float, float]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class Pools:
 
 def run(setting: Setting, report: Report) -> None:
     """Runs every case in every way."""
+    _run_cases(setting, report)
     shape, dtype = setting.pick(SHAPE_7B, SHAPE_TOY), setting.dtype()
     bandwidth = setting.copy_gbps()
     for name, attention in ATTENTIONS.items():
@@ -52,6 +54,24 @@ def run(setting: Setting, report: Report) -> None:
             _run_variant(setting, report, shape, dtype, name, attention, bandwidth)
         except NotHere as reason:
             report.skip(name, str(reason))
+
+
+def _run_cases(setting: Setting, report: Report) -> None:
+    """Checks our kernel's values and bits: chains and trees in one batch, in every dtype."""
+    if importlib.util.find_spec("triton") is None:
+        report.skip("cases", "Triton is not installed")
+        return
+    from benchmarks.gpu_check.attention_cases import MAX_ERROR, Sizes, measure_kernel
+
+    sizes, split_tokens = setting.pick((Sizes(28, 4, 128), 512), (Sizes(3, 1), 64))
+    found = measure_kernel([sizes], sizes, setting.device, split_tokens, setting.pick(8, 1))
+    report.note(cases=asdict(found))
+    for dtype, bound in MAX_ERROR.items():
+        name = str(dtype).removeprefix("torch.")
+        what = "largest difference from float64, chains and trees"
+        report.check(f"gpu.kernel_error.{name}", what, found.errors[name], "", at_most(bound))
+    what = "rows whose bits change with neighbours, queries, blocks or a tree in place of the chain"
+    report.check("gpu.kernel_bits", what, found.num_changed, "rows", NONE)
 
 
 def _run_variant(

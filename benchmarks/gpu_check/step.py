@@ -75,7 +75,7 @@ def _run_decoder(
     decoder: Decoder,
     floor_ms: float,
 ) -> None:
-    counted = _open_step(backend, setting.pick(COUNTED_SESSIONS, 64), COUNTED_CONTEXT, counts_rows=False)
+    counted = open_step(backend, setting.pick(COUNTED_SESSIONS, 64), COUNTED_CONTEXT, counts_rows=False)
     with CallCounter() as counter:
         counted.run()
     counted.close()
@@ -87,7 +87,7 @@ def _run_decoder(
             if setting.seconds_left < 10:
                 report.skip(f"{name} {num_sessions} x {context}", "the stage's time is over")
                 continue
-            step = _open_step(backend, num_sessions, context)
+            step = open_step(backend, num_sessions, context)
             step_ms, forward_ms = setting.wall_ms(step.run), setting.wall_ms(step.forward)
             profile = _profile(setting, report, step.run)
             step.close()
@@ -137,9 +137,10 @@ class Step:
         close_all(self._backend, self._sequences)
 
 
-def _open_step(
+def open_step(
     backend: TransformersBackend, num_sessions: int, context: int, counts_rows: bool = True
 ) -> Step:
+    """Returns the step of sequences whose contexts are so long."""
     return Step(backend, open_sequences(backend, num_sessions, context), context, counts_rows)
 
 

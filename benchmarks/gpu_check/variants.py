@@ -5,6 +5,7 @@ A new way is a line here: the stages measure every line alike, and a line says w
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check.shape import Shape
-from outrider.cloud_verifier.backends import varlen
 from outrider.cloud_verifier.backends.attention import AttentionPlanner
 from outrider.cloud_verifier.backends.loading import make_backend
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
@@ -69,31 +69,21 @@ def _make_sdpa(
     return SdpaPlanner(16, max_context, num_groups, dtype, device), 16
 
 
-def _make_varlen(
+def _make_paged(
     shape: Shape, max_context: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[AttentionPlanner, int]:
-    kernel = varlen.find_kernel()
-    if kernel is None:
-        raise NotHere(f"torch {torch.__version__} has no varlen_attn over a block table")
-    block_size = varlen.find_page_size(
-        kernel,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=dtype,
-        device=device,
-    )
-    if block_size is None:
-        raise NotHere("varlen_attn refuses, or is wrong: the log says how")
-    trees = SdpaPlanner(block_size, max_context, shape.num_heads // shape.num_kv_heads, dtype, device)
-    return varlen.VarlenPlanner(kernel, device, trees), block_size
+    if importlib.util.find_spec("triton") is None:
+        raise NotHere("Triton is not installed")
+    from outrider.cloud_verifier.backends.paged import PagedPlanner
+
+    return PagedPlanner(16, shape.num_heads // shape.num_kv_heads, device), 16
 
 
 def _make_served(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
     return make_backend(TransformersDecoder(model), facts, kv_tokens=kv_tokens)
 
 
-ATTENTIONS = {"sdpa": Attention(_make_sdpa), "varlen": Attention(_make_varlen)}
+ATTENTIONS = {"sdpa": Attention(_make_sdpa), "paged": Attention(_make_paged, has_exact_rows=True)}
 PRODUCTS = {"default": Product(), "padded": Product(padded_rows=128, has_exact_rows=True)}
 DECODERS = {"transformers": Decoder(_make_served)}
 TEXTS = {"float32": Texts("float32", is_exact=True), "bfloat16": Texts("bfloat16", is_exact=False)}

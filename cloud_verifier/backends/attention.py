@@ -3,7 +3,7 @@
 transformers builds no mask for an attention name without a mask function, and passes the keyword arguments of
 `model(...)` to every layer. So the plan of a forward is passed as `outrider_plan`; each layer writes its keys
 and values into the pool and attends over the pool by that plan. A planner decides how: `backends.sdpa`
-anywhere, `backends.varlen` on CUDA where torch can, `backends.tiled` where rows must not depend on others.
+anywhere, `backends.paged` on CUDA, `backends.tiled` on a CPU where rows must not depend on others.
 """
 
 from __future__ import annotations

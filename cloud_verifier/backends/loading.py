@@ -13,11 +13,7 @@ from outrider.cloud_verifier.backends.architectures import check_supported, laye
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig, make_decoder_config, with_defaults
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.model_files import check_model_files
-from outrider.cloud_verifier.backends.probes import (
-    find_varlen_page_size,
-    probe,
-    use_varlen_if_right,
-)
+from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
 from outrider.cloud_verifier.backends.transformers_backend import (
     BLOCK_SIZE,
     Decoder,
@@ -48,10 +44,9 @@ def load_target(
 
     `device` is "cpu", "cuda" or "cuda:N"; `dtype` "float32", "bfloat16" or "auto" (float32 on a CPU, bfloat16
     on CUDA); `kv_bytes` the size of the KV pool for all sequences, or `kv_tokens` the same in tokens;
-    `block_size` the tokens of a block, unless CUDA's paged attention needs another; `num_threads` torch's CPU
-    threads (0 leaves torch's own choice; a setting of the whole process); `is_lean` whether our own
-    decoder (`backends.lean`) is used for the models that it computes; `exact_rows` "auto", "on" or "off" (see
-    `exact_rows.use_exact_rows`).
+    `block_size` the tokens of a block; `num_threads` torch's CPU threads (0 leaves torch's own choice; a setting
+    of the whole process); `is_lean` whether our own decoder (`backends.lean`) is used for the models that it
+    computes; `exact_rows` "auto", "on" or "off" (see `exact_rows.use_exact_rows`).
     Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code) or of an
     architecture that the packed forward does not compute, and where `exact_rows` is "on" and rows differ.
     """
@@ -90,15 +85,14 @@ def make_backend(
 
     The other arguments are those of `load_target`. Raises `ModelError` where the decoder cannot run so.
     """
-    page_size = find_varlen_page_size(facts)
-    block_size = page_size or block_size
     num_blocks = max(1, kv_tokens // block_size) if kv_tokens else _num_blocks(facts, kv_bytes, block_size)
     backend = TransformersBackend(decoder, facts, num_blocks=num_blocks, block_size=block_size)
     reference = probe(backend)
-    if page_size is not None:
-        use_varlen_if_right(backend, reference)
+    is_on_gpu = facts.device.startswith("cuda")
+    if is_on_gpu:
+        use_paged_kernel(backend, reference)
     use_exact_rows(backend, exact_rows)
-    if facts.device.startswith("cuda"):
+    if is_on_gpu:
         backend.has_device_logits = has_device_kernels(facts.device, facts.vocab_size, facts.num_tokens)
     return backend
 

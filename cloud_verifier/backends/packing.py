@@ -46,35 +46,6 @@ class PackedSequence:
         return range(self.start, self.stop)
 
 
-@dataclass(frozen=True, slots=True)
-class VarlenIndex:
-    """Holds the arguments of variable-length paged attention, named as in `torch.nn.attention.varlen`."""
-
-    cu_seq_q: list[int]  # [num_sequences + 1]: where each sequence's rows begin
-    cu_seq_k: list[int]  # [num_sequences + 1]: the same over KV lengths
-    seqused_k: list[int]  # [num_sequences]: KV lengths
-    block_table: list[list[int]]  # [num_sequences, max_blocks], padded as `pad_tables` does
-    max_q: int
-    max_k: int
-
-
-def make_varlen_index(sequences: Sequence[PackedSequence]) -> VarlenIndex:
-    """Returns the kernel's arguments for sequences packed without gaps."""
-    cu_seq_q, cu_seq_k = [0], [0]
-    for sequence in sequences:
-        assert sequence.start == cu_seq_q[-1], "rows are packed without gaps"
-        cu_seq_q.append(sequence.stop)
-        cu_seq_k.append(cu_seq_k[-1] + sequence.length)
-    return VarlenIndex(
-        cu_seq_q,
-        cu_seq_k,
-        [sequence.length for sequence in sequences],
-        pad_tables(sequences),
-        max(sequence.num_queries for sequence in sequences),
-        max(sequence.length for sequence in sequences),
-    )
-
-
 def pad_tables(sequences: Sequence[PackedSequence]) -> list[list[int]]:
     """Returns block ids [num_sequences, max_blocks], each padded with its own last block: what attention masks
     may be multiplied by zero, and NaN of another sequence would pass."""

@@ -3,56 +3,84 @@
 from __future__ import annotations
 
 import logging
+from typing import SupportsFloat
 
 import numpy as np
 import torch
 
-from outrider.cloud_verifier.backends import varlen
+from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
+from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
+from outrider.common.tree import Tree
 
 logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 6
-MAX_VARLEN_ERROR = 5e-2  # of the largest logit; both are bfloat16
+# Queries and tokens in KV of the sequences with which two ways to attend are compared; the last is a tree.
+PROBE_SHAPES = ((5, 613), (1, 40), (40, 40), (9, 77))
+PROBE_TREE = Tree((-1, 0, 1, 0, -1, 4, 4))
+# Of the largest number: bfloat16 rounds at 2^-8 in every layer.
+MAX_ERROR = {"bfloat16": 5e-2, "float32": 1e-3}
 
 
-def find_varlen_page_size(facts: TargetFacts) -> int | None:
-    """Returns the block size with which torch's paged attention is correct on this device; None: use SDPA."""
-    if not facts.device.startswith("cuda") or facts.dtype != "bfloat16":
-        return None
-    kernel = varlen.find_kernel()
-    if kernel is None:
-        return None
-    return varlen.find_page_size(
-        kernel,
-        num_heads=facts.num_heads,
-        num_kv_heads=facts.num_kv_heads,
-        head_dim=facts.head_dim,
-        dtype=torch.bfloat16,
-        device=torch.device(facts.device),
-    )
+def use_paged_kernel(backend: TransformersBackend, reference: Logits) -> None:
+    """Switches to our paged attention kernel, unless it cannot run here, or attention or the model's logits
+    (`reference`) then differ."""
+    planner = backend.planner
+    try:
+        from outrider.cloud_verifier.backends.paged import PagedPlanner
 
-
-def use_varlen_if_right(backend: TransformersBackend, reference: Logits) -> None:
-    """Switches to torch's paged kernel, unless the model's logits then differ from `reference`."""
-    kernel, planner = varlen.find_kernel(), backend.planner
-    assert kernel is not None, "a page size was found with it"
-    backend.planner = varlen.VarlenPlanner(kernel, torch.device(backend.device), planner)
-    if (reason := _difference(backend, reference, MAX_VARLEN_ERROR)) is not None:
+        facts = backend.facts
+        num_groups, device = facts.num_heads // facts.num_kv_heads, torch.device(facts.device)
+        backend.planner = PagedPlanner(backend.blocks.block_size, num_groups, device)
+        reason = _attention_difference(backend, planner) or _difference(backend, reference)
+    except Exception as error:  # no Triton, no compiler for it, a GPU that it does not support
+        reason = str(error) or type(error).__name__
+    backend.has_paged_kernel = reason is None
+    if reason is not None:
         backend.planner = planner
         backend.clear_kv()
-        logger.warning("variable-length attention is not used (gathered blocks instead): %s", reason)
+        logger.warning("the paged attention kernel is not used (gathered blocks instead): %s", reason)
 
 
-def _difference(backend: TransformersBackend, reference: Logits, tolerance: float) -> str | None:
-    try:
-        error = float(abs(probe(backend) - reference).max())
-    except ModelError as failure:
-        return str(failure)
-    is_right = error <= tolerance * max(1.0, float(abs(reference).max()))  # not of NaN
-    return None if is_right else f"its logits are off by {error:.1e}"
+def _attention_difference(backend: TransformersBackend, other: AttentionPlanner) -> str | None:
+    """Returns by how much the backend's planner and another one differ, None where it is little."""
+    facts, size = backend.facts, backend.blocks.block_size
+    shapes = [shape for shape in PROBE_SHAPES if shape[1] <= backend.max_context]
+    num_blocks = sum(-(-length // size) for _, length in shapes)
+    generator = torch.Generator().manual_seed(0)
+    free = torch.randperm(num_blocks, generator=generator).tolist()
+    sequences, start = list[PackedSequence](), 0
+    for num_queries, length in shapes:
+        block_ids = [free.pop() for _ in range(-(-length // size))]
+        tree = PROBE_TREE if (num_queries, length) == PROBE_SHAPES[-1] else None
+        sequences.append(PackedSequence(start, num_queries, length, block_ids, tree=tree))
+        start += num_queries
+    pool = (num_blocks, size, facts.num_kv_heads, facts.head_dim)
+    keys, values, query = (
+        torch.randn(shape, generator=generator).to(device=backend.device, dtype=getattr(torch, facts.dtype))
+        for shape in (pool, pool, (facts.num_heads, start, facts.head_dim))
+    )
+    for rule in dict.fromkeys(backend.rules_seen.values()) or (AttentionRule(),):
+        found, expected = (
+            each.plan(sequences)(query, keys, values, rule).float() for each in (backend.planner, other)
+        )
+        error, largest = (found - expected).abs().max(), expected.abs().max()
+        if (reason := _excess("attention", error, largest, facts.dtype)) is not None:
+            return reason
+    return None
+
+
+def _difference(backend: TransformersBackend, reference: Logits) -> str | None:
+    error = abs(probe(backend) - reference).max()
+    return _excess("a logit", error, abs(reference).max(), backend.dtype)
+
+
+def _excess(what: str, error: SupportsFloat, largest: SupportsFloat, dtype: str) -> str | None:
+    is_right = float(error) <= MAX_ERROR[dtype] * max(1.0, float(largest))  # not of NaN
+    return None if is_right else f"{what} is off by {float(error):.1e}"
 
 
 def probe(backend: TransformersBackend) -> Logits:

@@ -143,6 +143,7 @@ class TransformersBackend(TargetBackend):
         self.num_forwards = 0
         self.num_query_rows = 0
         self.has_device_logits = False  # `forward` returns a tensor, left where it was computed
+        self.has_paged_kernel = False  # attention is our own kernel's (CUDA)
         self.row_plan: RowPlan | None = None  # counts with which products are run; None: any
         self.is_reproducible = False
         self._pools: list[torch.Tensor] = []  # keys, then values, of all layers

@@ -140,7 +140,10 @@ def describe_target(backend: TransformersBackend, kv: str) -> str:
     """Returns the start line's words on the target and its KV pool (`kv`)."""
     rows = "reproducible" if backend.is_reproducible else "not reproducible"
     through = "through transformers, " if backend.decoder.is_of_transformers else ""
-    where = f"{through}{backend.dtype}, {rows}, {backend.device}, context {backend.max_context}, {kv}"
+    slow = (
+        "" if backend.device == "cpu" or backend.has_paged_kernel else " without the paged attention kernel"
+    )
+    where = f"{through}{backend.dtype}, {rows}, {backend.device}{slow}, context {backend.max_context}, {kv}"
     return f"{backend.model_id} ({where})"
 
 

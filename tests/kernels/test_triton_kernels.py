@@ -10,8 +10,9 @@ import pytest
 pytest.importorskip("triton")
 
 
-def test_the_interpreted_kernels_pass_their_cases():
-    cases = Path(__file__).parent / "triton_cases.py"
+@pytest.mark.parametrize("name", ["triton_cases.py", "attention_cases.py"])
+def test_the_interpreted_kernels_pass_their_cases(name):
+    cases = Path(__file__).parent / name
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", str(cases)],
         env=os.environ | {"TRITON_INTERPRET": "1"},
@@ -43,8 +44,53 @@ for is_residual, capability in ((False, 80), (True, 80), (False, 90), (True, 90)
 """
 
 
-def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path):
+def run_without_a_gpu(code, tmp_path):
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
-    run = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+
+
+def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path):
+    run = run_without_a_gpu(COMPILE, tmp_path)
     assert run.stdout == "True\n" * 4, run.stderr
+
+
+COMPILE_ATTENTION = """
+import re, subprocess, tempfile
+from pathlib import Path
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from outrider.kernels import paged_attention as kernels
+
+tool = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
+kinds = {
+    "*bf16": "query key_pool value_pool out", "*fp32": "tops totals sums", "*i32": "index positions",
+    "i32": "head_stride row_stride num_splits window", "fp32": "scale cap",
+}
+kind_of = {name: kind for kind, names in kinds.items() for name in names.split()}
+sizes = dict(NUM_KV_HEADS=4, NUM_GROUPS=7, PADDED_GROUPS=8, HEAD_DIM=128, PADDED_DIM=128, BLOCK_SIZE=16)
+sizes |= dict(TILE_ROWS=64, KEYS=kernels.KEYS, SPLIT=kernels.SPLIT_TOKENS, HAS_SOFTCAP=False, IS_INTERPRETED=False)
+for fn in (kernels._attend_split, kernels._combine):
+    for capability in (80, 90):
+        signature = {name: kind_of.get(name, "constexpr") for name in fn.arg_names}
+        pointers = [(i,) for i, kind in enumerate(signature.values()) if kind.startswith("*")]
+        aligned = dict.fromkeys(pointers, [["tt.divisibility", 16]])
+        values = {name: sizes[name] for name, kind in signature.items() if kind == "constexpr"}
+        source = ASTSource(fn=fn, signature=signature, constexprs=values, attrs=aligned)
+        options = {"num_warps": kernels.num_warps(torch.bfloat16), "enable_fp_fusion": True}
+        compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        Path("cubin").write_bytes(compiled.asm["cubin"])
+        usage = subprocess.run([tool, "-res-usage", "cubin"], capture_output=True, text=True).stdout
+        print(fn.__name__, capability, *re.findall(r"STACK:\\d+", usage))
+"""
+
+
+def test_attention_over_a_7b_shape_compiles_without_spilled_registers(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))
+    monkeypatch.chdir(tmp_path)
+    run = run_without_a_gpu(COMPILE_ATTENTION, tmp_path)
+    names = [f"{name} {capability}" for name in ("_attend_split", "_combine") for capability in (80, 90)]
+    assert run.stdout.splitlines() == [f"{name} STACK:0" for name in names], run.stderr

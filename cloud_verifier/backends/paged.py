@@ -1,0 +1,160 @@
+"""Paged attention by our own kernel (`outrider.kernels.paged_attention`): CUDA, or Triton's interpreter.
+
+Importing this module needs Triton. A forward's index is one array of integers, hence one copy to the device,
+whatever it holds: chains, trees, any lengths.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, PagedAttention
+from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.kernels.paged_attention import (
+    KEYS,
+    SPLIT_TOKENS,
+    TILE_FIELDS,
+    Index,
+    Parts,
+    attend,
+    make_parts,
+    tile_queries,
+)
+
+# Rows times splits of one launch: 235 MB between its two launches for 28 heads of 128.
+MAX_PARTS = 1 << 14
+
+
+@dataclass(slots=True)
+class Tile:
+    """Holds queries first … stop − 1 of a sequence, counted from its first query."""
+
+    sequence: PackedSequence
+    first: int
+    stop: int
+
+    @property
+    def rows(self) -> range:
+        """Returns the packed rows of the queries."""
+        return self.sequence.rows[self.first : self.stop]
+
+    @property
+    def positions(self) -> list[int]:
+        """Returns the position of each query: of a tree's node that on its path."""
+        sequence = self.sequence
+        num_before = sequence.root - sequence.past  # queries before the tree
+        positions = list(range(sequence.past + self.first, sequence.past + min(self.stop, num_before)))
+        if sequence.tree is not None and self.stop > num_before:
+            depths = sequence.tree.depths[max(0, self.first - num_before) : self.stop - num_before]
+            positions += [sequence.root + depth for depth in depths]
+        return positions
+
+    @property
+    def paths(self) -> Iterator[tuple[int, int, list[int]]]:
+        """Yields (first query of the tile, number of queries, nodes of the last query's path) of each run of nodes.
+        The queries before a tree belong to its first run; a tile without nodes has none."""
+        tree, num_before = self.sequence.tree, self.sequence.root - self.sequence.past
+        if tree is None or self.stop <= num_before:
+            return
+        for run in tree.runs:
+            first = max(self.first, num_before + run.start if run.start else 0)
+            stop = min(self.stop, num_before + run.stop)
+            if first < stop:
+                yield first - self.first, stop - first, tree.path(stop - 1 - num_before)
+
+
+class PagedPlanner(AttentionPlanner):
+    """Implements `AttentionPlanner`: a row's bits depend on no other row, and on no length but its own."""
+
+    def __init__(
+        self, block_size: int, num_groups: int, device: torch.device, split_tokens: int = SPLIT_TOKENS
+    ) -> None:
+        self._block_size = block_size
+        self._tile_queries = tile_queries(num_groups)
+        self._device = device
+        self._split_tokens = split_tokens
+
+    def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
+        split_tokens = self._split_tokens
+        launches = [
+            (slice(tiles[0].rows.start, tiles[-1].rows.stop), self._index(tiles))
+            for tiles in self._launches(sequences)
+        ]
+        parts: list[Parts] = []  # of each launch, from the first layer on
+
+        def run(
+            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, rule: AttentionRule
+        ) -> torch.Tensor:
+            num_heads, num_rows, head_dim = query.shape
+            if not parts:
+                parts.extend(make_parts(query, index) for _, index in launches)
+            out = query.new_empty((num_rows, num_heads, head_dim))
+            scaling = head_dim**-0.5 if rule.scaling is None else rule.scaling
+            for (rows, index), of_launch in zip(launches, parts, strict=True):
+                layer = query[:, rows], key_pool, value_pool
+                attend(*layer, index, of_launch, out[rows], scaling, rule.window, rule.softcap, split_tokens)
+            return out
+
+        return run
+
+    def _launches(self, sequences: Sequence[PackedSequence]) -> Iterator[list[Tile]]:
+        """Yields the tiles of each launch, in packed order: one for all rows, unless there are very many."""
+        tiles: list[Tile] = []
+        num_splits = 1
+        for sequence in sequences:
+            for first in range(0, sequence.num_queries, self._tile_queries):
+                tile = Tile(sequence, first, min(first + self._tile_queries, sequence.num_queries))
+                wanted = max(num_splits, _bucket(-(-sequence.length // self._split_tokens)))
+                if tiles and (tile.rows.stop - tiles[0].rows.start) * wanted > MAX_PARTS:
+                    yield tiles
+                    tiles, wanted = [], _bucket(-(-sequence.length // self._split_tokens))
+                tiles.append(tile)
+                num_splits = wanted
+        if tiles:
+            yield tiles
+
+    def _index(self, tiles: Sequence[Tile]) -> Index:
+        first_row, num_tiles, stop = tiles[0].rows.start, _bucket(len(tiles)), 0
+        values = array("i", bytes(4 * TILE_FIELDS * num_tiles))
+        for tile in tiles:
+            values.extend(tile.positions)
+        table, last = 0, None
+        for number, tile in enumerate(tiles):
+            if tile.sequence is not last:
+                table, last = len(values), tile.sequence
+                values.extend(last.block_ids[: -(-last.length // self._block_size)])
+            tile_stop = max(tile.positions) + 1
+            stop = max(stop, tile_stop)
+            runs = self._runs(values, tile, table, tile_stop)
+            fields = (tile.rows.start - first_row, len(tile.rows), tile_stop, len(values), len(runs))
+            at = number * TILE_FIELDS
+            values[at : at + len(fields)] = array("i", fields)
+            for run in runs:
+                values.extend(run)
+        return Index(
+            values=torch.frombuffer(values, dtype=torch.int32).to(self._device),
+            num_rows=tiles[-1].rows.stop - first_row,
+            num_tiles=num_tiles,
+            num_splits=_bucket(-(-stop // self._split_tokens)),
+        )
+
+    def _runs(self, values: array[int], tile: Tile, table: int, stop: int) -> list[tuple[int, ...]]:
+        """Returns the runs of a tile, field by field; the slots of paths are appended to `values`."""
+        sequence, size = tile.sequence, self._block_size
+        paths = list(tile.paths)
+        shared_stop = sequence.root // KEYS * KEYS if paths else stop
+        runs: list[tuple[int, ...]] = [(0, len(tile.rows), 0, shared_stop, table, size)]
+        for first, num_queries, path in paths:
+            places = [*range(shared_stop, sequence.root), *(sequence.root + node for node in path)]
+            runs.append((first, num_queries, shared_stop, sequence.root + len(path), len(values), 1))
+            values.extend([sequence.block_ids[place // size] * size + place % size for place in places])
+        return runs
+
+
+def _bucket(count: int) -> int:
+    """Returns the next power of two: the grid has few sizes, so that few graphs of a step would be captured."""
+    return 1 << (count - 1).bit_length()

@@ -1,0 +1,244 @@
+"""Attention over a paged KV pool for CUDA, in Triton: the chains and trees of a step in two launches a layer.
+
+A tile is some consecutive queries of one sequence, with all query heads that share a KV head as rows of one
+product. A program attends with one tile, for one KV head, over one split: `split_tokens` positions, counted from
+position 0 of the sequence. The second launch adds each query's splits up, in order. Every product has the same
+shape, and keys that a row does not see add exact zeros to it. So a row's bits follow from the row, its keys and
+their positions alone: not from the queries beside it, other sequences, or where in the pool blocks lie.
+
+A run is some queries of a tile that find their keys in one place: those of a chain all of them, by the block table. A
+node of a tree sees the keys of its path in place of those at its positions. So a tree's tile has a run for what
+comes before the tree, up to a multiple of `KEYS`, and one for each path, which lists the slots of its keys from
+there on and adds them to its own rows alone. So a path has the bits of the chain that it is.
+
+All lengths are in `Index.values`, on the device; the host gives the grid alone, and the memory between the launches.
+Tested under Triton's interpreter and compiled for compute capabilities 8.0 and 9.0; not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+SPLIT_TOKENS = 512
+KEYS = 32  # of one product; twice as many in bfloat16, and registers are spilled for compute capability 8.0
+MIN_TILE_ROWS = 64  # of one product: the fewest that Hopper's tensor cores take
+# first_row, num_queries, stop (of the keys), where its runs begin in the index, num_runs; three are unused
+TILE_FIELDS = 8
+# first_query (of the tile), num_queries, first_key, stop (of the keys), where their entries begin in the index, keys
+# an entry: entries are blocks of so many slots, or single slots
+RUN_FIELDS = 6
+_TILE_FIELDS, _RUN_FIELDS = tl.constexpr(TILE_FIELDS), tl.constexpr(RUN_FIELDS)
+_LOG2_E = 1.4426950408889634
+NO_WINDOW = 2**30
+_NO_WINDOW = tl.constexpr(NO_WINDOW)
+_MOST_BITS = tl.constexpr(60.0)  # beyond it tanh is 1 in float32
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _product(left, right, IS_INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Returns left @ right in float32. numpy's product, the interpreter's, has other last bits for other rows of
+    one matrix and knows no bfloat16: in float64 it does, and its rounded sums are right."""
+    if IS_INTERPRETED:
+        return tl.dot(left.to(tl.float64), right.to(tl.float64)).to(tl.float32)
+    return tl.dot(left, right, input_precision="ieee")
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _add_keys(  # type: ignore[no-untyped-def]
+    top, total, summed, queries, keys_at, values_at, slots, is_key, is_seen, scale, cap,
+    SLOT_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Adds the keys in `slots` [KEYS] to each row's (top, total, summed), where `is_seen` [rows, KEYS]."""
+    dims = tl.arange(0, PADDED_DIM)
+    places = slots.to(tl.int64)[:, None] * SLOT_SIZE + dims[None, :]
+    is_read = is_key[:, None] & (dims < HEAD_DIM)[None, :]
+    keys = tl.load(keys_at + places, mask=is_read, other=0.0)  # [KEYS, PADDED_DIM]
+    scores = _product(queries, tl.trans(keys), IS_INTERPRETED) * scale
+    if HAS_SOFTCAP:  # cap · tanh, where `scale` makes the scores twice tanh's argument, in bits
+        scores = cap * (1.0 - 2.0 / (tl.exp2(tl.minimum(scores, _MOST_BITS)) + 1.0))
+    scores = tl.where(is_seen, scores, -float("inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    zero = tl.where(new_top == -float("inf"), 0.0, new_top)
+    values = tl.load(values_at + places, mask=is_read, other=0.0)
+    weights = tl.exp2(scores - zero[:, None]).to(values.dtype)
+    rescale = tl.exp2(top - zero)
+    summed = summed * rescale[:, None] + _product(weights, values, IS_INTERPRETED)
+    # The rounded weights are added up: they are what the values are multiplied by.
+    return new_top, total * rescale + tl.sum(weights.to(tl.float32), 1), summed
+
+
+@triton.jit(do_not_specialize=["head_stride", "row_stride", "window"])  # type: ignore[untyped-decorator]
+def _attend_split(  # type: ignore[no-untyped-def]
+    query, head_stride, row_stride, key_pool, value_pool, index, positions,
+    scale, cap, window, tops, totals, sums,
+    NUM_KV_HEADS: tl.constexpr, NUM_GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, TILE_ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr, IS_INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    """Runs program (tile, KV head, split)."""
+    tile = index + tl.program_id(0) * _TILE_FIELDS
+    kv_head, split = tl.program_id(1), tl.program_id(2)
+    first_row, num_queries = tl.load(tile), tl.load(tile + 1)
+    if split * SPLIT >= tl.load(tile + 2):
+        return
+    row = tl.arange(0, TILE_ROWS)
+    place, head = row // NUM_GROUPS, kv_head * NUM_GROUPS + row % NUM_GROUPS
+    is_query = place < num_queries
+    position = tl.load(positions + first_row + place, mask=is_query, other=-1)
+    lowest = tl.min(tl.where(is_query, position, _NO_WINDOW))
+    first_seen = tl.maximum(lowest - window + 1, 0) // KEYS * KEYS
+    if (split + 1) * SPLIT <= first_seen:
+        return
+    dims = tl.arange(0, PADDED_DIM)
+    at = head.to(tl.int64) * head_stride + (first_row + place).to(tl.int64) * row_stride
+    is_read = is_query[:, None] & (dims < HEAD_DIM)[None, :]
+    queries = tl.load(query + at[:, None] + dims[None, :], mask=is_read, other=0.0)
+    keys_at, values_at = key_pool + kv_head * HEAD_DIM, value_pool + kv_head * HEAD_DIM
+    top = tl.full((TILE_ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((TILE_ROWS,), tl.float32)
+    summed = tl.zeros((TILE_ROWS, PADDED_DIM), tl.float32)
+    run = index + tl.load(tile + 3)
+    for _ in range(tl.load(tile + 4)):
+        first_query, run_queries = tl.load(run), tl.load(run + 1)
+        first_key, run_stop = tl.load(run + 2), tl.load(run + 3)
+        entries, entry_keys = index + tl.load(run + 4), tl.load(run + 5)
+        sees_until = tl.where((place >= first_query) & (place < first_query + run_queries), position, -1)
+        stop = tl.minimum((split + 1) * SPLIT, run_stop)
+        for start in range(tl.maximum(tl.maximum(split * SPLIT, first_seen), first_key), stop, KEYS):
+            key = start + tl.arange(0, KEYS)
+            is_key = key < stop
+            entry = tl.load(entries + (key - first_key) // entry_keys, mask=is_key, other=0)
+            slots = entry * entry_keys + (key - first_key) % entry_keys
+            is_seen = is_key[None, :] & (key[None, :] <= sees_until[:, None])
+            is_seen = is_seen & (key[None, :] > (position - window)[:, None])
+            top, total, summed = _add_keys(
+                top, total, summed, queries, keys_at, values_at, slots, is_key, is_seen, scale, cap,
+                NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, HAS_SOFTCAP, IS_INTERPRETED,
+            )  # fmt: skip
+        run += _RUN_FIELDS
+
+    part = ((first_row + place) * tl.num_programs(2) + split) * (NUM_KV_HEADS * NUM_GROUPS) + head
+    tl.store(tops + part, top, mask=is_query)
+    tl.store(totals + part, total, mask=is_query)
+    tl.store(sums + part[:, None] * HEAD_DIM + dims[None, :], summed, mask=is_read)
+
+
+@triton.jit(do_not_specialize=["num_splits", "window"])  # type: ignore[untyped-decorator]
+def _combine(  # type: ignore[no-untyped-def]
+    positions, num_splits, window, tops, totals, sums, out,
+    NUM_GROUPS: tl.constexpr, PADDED_GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Runs program (row, KV head): a row has the splits from its window's to its own, whatever `num_splits` is."""
+    row, num_heads = tl.program_id(0), tl.num_programs(1) * NUM_GROUPS
+    group, dims = tl.arange(0, PADDED_GROUPS), tl.arange(0, PADDED_DIM)
+    head = tl.program_id(1) * NUM_GROUPS + group
+    is_head = group < NUM_GROUPS
+    is_read = is_head[:, None] & (dims < HEAD_DIM)[None, :]
+    top = tl.full((PADDED_GROUPS,), -float("inf"), tl.float32)
+    total = tl.zeros((PADDED_GROUPS,), tl.float32)
+    summed = tl.zeros((PADDED_GROUPS, PADDED_DIM), tl.float32)
+    position = tl.load(positions + row)
+    for split in range(tl.maximum(position - window + 1, 0) // SPLIT, position // SPLIT + 1):
+        part = (row * num_splits + split) * num_heads + head
+        part_top = tl.load(tops + part, mask=is_head, other=0.0)
+        new_top = tl.maximum(top, part_top)
+        rescale, share = tl.exp2(top - new_top), tl.exp2(part_top - new_top)
+        total = total * rescale + tl.load(totals + part, mask=is_head, other=1.0) * share
+        added = tl.load(sums + part[:, None] * HEAD_DIM + dims[None, :], mask=is_read, other=0.0)
+        summed = summed * rescale[:, None] + added * share[:, None]
+        top = new_top
+    at = (row * num_heads + head)[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(out + at, (summed / total[:, None]).to(out.dtype.element_ty), mask=is_read)
+
+
+def tile_queries(num_groups: int) -> int:
+    """Returns the most queries of a tile, where `num_groups` query heads share a KV head."""
+    return max(1, MIN_TILE_ROWS // num_groups)
+
+
+@dataclass(slots=True)
+class Index:
+    """Holds where a forward's rows find their keys: what `attend` needs besides the tensors of a layer."""
+
+    values: (
+        torch.Tensor
+    )  # int32: tiles [num_tiles, TILE_FIELDS], positions [num_rows], and what tiles refer to
+    num_rows: int
+    num_tiles: int  # of the grid; those that are all zeros do nothing
+    num_splits: int  # at least those of the longest sequence
+
+    @property
+    def positions(self) -> torch.Tensor:
+        """Returns the position of each row, and what follows: int32."""
+        return self.values[self.num_tiles * TILE_FIELDS :]
+
+
+@dataclass(slots=True)
+class Parts:
+    """Holds what each split adds to each head of each row, between the two launches."""
+
+    tops: torch.Tensor  # float32 [num_rows, num_splits, heads], of scores in bits
+    totals: torch.Tensor  # the same: sums of weights
+    sums: torch.Tensor  # float32 [num_rows, num_splits, heads, head_dim]: sums of weighted values
+
+
+def make_parts(query: torch.Tensor, index: Index) -> Parts:
+    """Returns memory for queries [heads, rows, head_dim]; any layer of a forward can use it after another."""
+    shape = index.num_rows, index.num_splits, query.shape[0]
+    tops, totals = query.new_empty((2, *shape), dtype=torch.float32)
+    return Parts(tops, totals, query.new_empty((*shape, query.shape[2]), dtype=torch.float32))
+
+
+def attend(
+    query: torch.Tensor,
+    key_pool: torch.Tensor,
+    value_pool: torch.Tensor,
+    index: Index,
+    parts: Parts,
+    out: torch.Tensor,
+    scaling: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    split_tokens: int = SPLIT_TOKENS,
+) -> None:
+    """Writes the attention of queries [heads, num_rows, head_dim] to `out` [num_rows, heads, head_dim].
+
+    The pools are [num_blocks, block_size, kv_heads, head_dim], contiguous; all are float32, bfloat16 or float16
+    alike, the query's last dimension is contiguous. A row sees `window` tokens, itself the last of them (None: all
+    before it); with a `softcap` c a score s counts as c · tanh(s / c). `split_tokens` is a multiple of `KEYS`.
+    """
+    num_heads, num_rows, head_dim = query.shape
+    _, block_size, num_kv_heads, _ = key_pool.shape
+    assert query.stride(2) == 1 and key_pool.is_contiguous() and value_pool.is_contiguous(), "other strides"
+    assert split_tokens % KEYS == 0, f"splits of {split_tokens} tokens are no multiple of {KEYS}"
+    num_groups = num_heads // num_kv_heads
+    padded_dim = max(16, triton.next_power_of_2(head_dim))
+    tile_rows = max(MIN_TILE_ROWS, triton.next_power_of_2(num_groups))
+    positions, window = index.positions, window or NO_WINDOW
+    scale, cap = (scaling, 0.0) if softcap is None else (2 * scaling / softcap, softcap)
+    # Triton launches on the current device, wherever its tensors are.
+    with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
+        _attend_split[(index.num_tiles, num_kv_heads, index.num_splits)](
+            query, query.stride(0), query.stride(1), key_pool, value_pool, index.values, positions,
+            scale * _LOG2_E, cap * _LOG2_E, window, parts.tops, parts.totals, parts.sums,
+            NUM_KV_HEADS=num_kv_heads, NUM_GROUPS=num_groups, HEAD_DIM=head_dim, PADDED_DIM=padded_dim,
+            BLOCK_SIZE=block_size, TILE_ROWS=tile_rows, KEYS=KEYS, SPLIT=split_tokens,
+            HAS_SOFTCAP=softcap is not None, IS_INTERPRETED=not isinstance(_attend_split, triton.JITFunction),
+            num_warps=num_warps(query.dtype), enable_fp_fusion=True,
+        )  # fmt: skip
+        _combine[(num_rows, num_kv_heads)](
+            positions, index.num_splits, window, parts.tops, parts.totals, parts.sums, out,
+            NUM_GROUPS=num_groups, PADDED_GROUPS=triton.next_power_of_2(num_groups),
+            HEAD_DIM=head_dim, PADDED_DIM=padded_dim, SPLIT=split_tokens, enable_fp_fusion=True,
+        )  # fmt: skip
+
+
+def num_warps(dtype: torch.dtype) -> int:
+    """Returns the warps of a tile: products in float32 keep their operands in registers."""
+    return 8 if dtype == torch.float32 else 4

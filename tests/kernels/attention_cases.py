@@ -1,0 +1,148 @@
+"""The paged attention kernel under Triton's interpreter, on CPU tensors: its values, its bits, and a target through it.
+
+Run by test_triton_kernels.py in a process of their own: Triton asks how it is to run when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from support.models import make_tiny_target
+
+from benchmarks.gpu_check.attention_cases import (
+    MAX_ERROR,
+    RULES,
+    Batch,
+    LengthSplits,
+    Part,
+    Sizes,
+    changed_rows,
+    make_text,
+    random_batch,
+)
+from outrider.cloud_verifier.backends import paged
+from outrider.cloud_verifier.backends.attention import AttentionRule
+from outrider.cloud_verifier.backends.exact_rows import check_attention, use_exact_rows
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.cloud_verifier.backends.paged import PagedPlanner
+from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.common.errors import ModelError
+from outrider.common.tree import Tree
+from outrider.kernels.paged_attention import KEYS
+
+CPU = torch.device("cpu")
+SPLIT = 64  # so that short texts have several
+SMALL = Sizes(3, 1)
+
+
+@pytest.mark.parametrize("dtype", MAX_ERROR, ids=str)
+@pytest.mark.parametrize("sizes", [Sizes(), Sizes(7, 1, 64), Sizes(2, 2, 24, 4)], ids=str)
+def test_chains_and_trees_have_the_attention_of_float64(sizes: Sizes, dtype: torch.dtype) -> None:
+    """Sizes that are no powers of two, blocks of 4 and 16, 1 to 64 queries, blocks from all over the pool."""
+    batch = random_batch(sizes, dtype, "cpu", seed=sizes.head_dim, num_parts=3)
+    for rule in RULES if sizes.num_kv_heads == 1 else RULES[:1]:
+        assert batch.error(sizes.planner("cpu", SPLIT), rule) <= MAX_ERROR[dtype], rule
+
+
+def test_a_wrong_block_is_seen() -> None:
+    """The negative control of the values: other tokens have other numbers."""
+    batch = random_batch(SMALL, torch.float32, "cpu", seed=3, num_parts=2)
+    planner = SMALL.planner("cpu", SPLIT)
+    right = batch.attend(planner)
+    first, second = (each.block_ids for each in batch.sequences)
+    batch.sequences[0].block_ids = [*second[:1], *first[1:]]
+    assert not torch.allclose(batch.attend(planner), right, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rule"),
+    [
+        (torch.float32, RULES[0]),
+        (torch.bfloat16, AttentionRule(window=KEYS + 9, softcap=4.0)),
+    ],
+    ids=str,
+)
+def test_a_rows_bits_are_its_own(dtype: torch.dtype, rule: AttentionRule) -> None:
+    changed = changed_rows(SMALL.planner("cpu", SPLIT), SMALL, dtype, "cpu", SPLIT, rule)
+    assert set(changed.values()) == {0} and len(changed) == 5, changed
+
+
+def test_splits_by_a_sessions_length_are_caught() -> None:
+    changed = changed_rows(LengthSplits(SMALL, "cpu", SPLIT), SMALL, torch.float32, "cpu", SPLIT)
+    assert changed["all queries"] and changed["beside others"] and changed["a path of a tree"], changed
+
+
+def test_a_forward_of_very_many_rows_is_several_launches_with_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = [Part(make_text(SMALL, 90, seed), 50, 90) for seed in range(2)]
+    batch = Batch(SMALL, parts, torch.float32, "cpu")
+    planner = SMALL.planner("cpu", SPLIT)
+    assert [len(tiles) for tiles in planner._launches(batch.sequences)] == [6]
+    whole = batch.attend(planner)
+    monkeypatch.setattr(paged, "MAX_PARTS", 90)
+    assert [len(tiles) for tiles in planner._launches(batch.sequences)] == [2, 2, 2]
+    assert torch.equal(batch.attend(planner), whole)
+
+
+def test_the_index_of_a_chain_and_a_tree() -> None:
+    tree = Tree((-1, 0, -1))
+    chain = PackedSequence(0, 2, 21, [4, 9])
+    branching = PackedSequence(2, 4, 37, [3, 5, 8], tree=tree)  # its root is 34: one query comes before it
+    planner = PagedPlanner(16, 3, CPU)
+    (tiles,) = planner._launches([chain, branching])
+    index = planner._index(tiles)
+    assert (index.num_rows, index.num_tiles, index.num_splits) == (6, 2, 1)
+    assert index.values.tolist() == [
+        *(0, 2, 21, 24, 1, 0, 0, 0),  # runs at 24
+        *(2, 4, 36, 40, 3, 0, 0, 0),  # at 40
+        *(19, 20, 33, 34, 35, 34),  # positions
+        *(4, 9),  # the chain's blocks, at 22
+        *(0, 2, 0, 21, 22, 16),
+        *(3, 5, 8),  # the tree's blocks, at 30
+        *(8 * 16, 8 * 16 + 1, 8 * 16 + 2, 8 * 16 + 3),  # positions 32 … 35 on the path of node 1, at 33
+        *(8 * 16, 8 * 16 + 1, 8 * 16 + 4),  # positions 32 … 34 on that of node 2, at 37
+        *(0, 4, 0, 32, 30, 16),  # what comes before the tree, up to a multiple of 32
+        *(0, 3, 32, 36, 33, 1),
+        *(3, 1, 32, 35, 37, 1),
+    ]
+
+
+# ------------------------------------------------------------------------------- a target through it
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("target")
+    return make_tiny_target(folder / "llama", num_layers=1, max_context=101, hidden=32)
+
+
+@pytest.fixture
+def load(directory: Path) -> Callable[[str], TransformersBackend]:
+    def load_through_kernel(dtype: str) -> TransformersBackend:
+        backend = load_target(directory, dtype=dtype, kv_tokens=512, exact_rows="off")
+        use_paged_kernel(backend, probe(backend))
+        assert backend.has_paged_kernel
+        return backend
+
+    return load_through_kernel
+
+
+def test_exact_rows_keep_the_kernel_and_trees(load: Callable[[str], TransformersBackend]) -> None:
+    backend = load("bfloat16")
+    use_exact_rows(backend, "on")
+    assert isinstance(backend.planner, PagedPlanner) and backend.is_reproducible and backend.has_trees
+
+
+def test_a_planted_fault_is_found_at_load(load: Callable[[str], TransformersBackend]) -> None:
+    backend = load("float32")
+    facts = backend.facts
+    sizes = Sizes(facts.num_heads, facts.num_kv_heads, facts.head_dim)
+    backend.planner = LengthSplits(sizes, "cpu", 32)
+    with pytest.raises(ModelError, match=r"attention over .* tokens depends on"):
+        check_attention(backend)
