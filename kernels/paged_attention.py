@@ -166,9 +166,8 @@ def tile_queries(num_groups: int) -> int:
 class Index:
     """Holds where a forward's rows find their keys: what `attend` needs besides the tensors of a layer."""
 
-    values: (
-        torch.Tensor
-    )  # int32: tiles [num_tiles, TILE_FIELDS], positions [num_rows], and what tiles refer to
+    # int32: tiles [num_tiles, TILE_FIELDS], positions [num_rows], and what tiles refer to.
+    values: torch.Tensor
     num_rows: int
     num_tiles: int  # of the grid; those that are all zeros do nothing
     num_splits: int  # at least those of the longest sequence

@@ -13,16 +13,8 @@ from benchmarks.results_file import Found, StageRecord, pick_names, run_stages
 from outrider.experiments.shared.command import run_command
 
 NAME = "trees"
-STAGES = (
-    "draft",
-    "calibrated",
-    "keep",
-    "rrs",
-    "gain",
-    "links",
-    "defaults",
-    "virtual",
-)  # modules of this folder
+# Modules of this folder.
+STAGES = ("draft", "calibrated", "keep", "rrs", "gain", "links", "defaults", "virtual")
 
 
 def main() -> int:

@@ -29,9 +29,7 @@ def make_draw(sampling: SamplingParams, start: int) -> Draw:
     whatever q was.
     """
     if sampling.temperature == 0:
-        return lambda left, _: max(zip(left.weights, left.token_ids, strict=True), key=lambda each: each[0])[
-            1
-        ]
+        return lambda left, _: left.token_ids[left.weights.index(max(left.weights))]
     return lambda left, number: sample_support(left, first_word(sampling.seed, Purpose.DRAFT, start, number))
 
 

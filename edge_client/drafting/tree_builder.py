@@ -45,10 +45,8 @@ class TreeBuilder:
         self._shape = frozenset(budget.shape[: budget.num_nodes])
         self._inner = {ranks[:-1] for ranks in self._shape}  # that have children
         self._best: list[_Node] = []  # of all found, at most `num_nodes`; of equal ones those found first
-        self._first_chances, self._num_expanded = (
-            1.0,
-            1,
-        )  # of first children, summed; a sure one to begin with
+        # Of first children, summed, and how many: a sure one to begin with.
+        self._first_chances, self._num_expanded = 1.0, 1
 
     def build(self) -> TreeDraft:
         """Returns the tree; no nodes where no source has a continuation.

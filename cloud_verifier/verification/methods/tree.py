@@ -35,9 +35,8 @@ def longest_accepted(round_input: RoundInput, accepts: Callable[[int], bool]) ->
     if (tree := round_input.tree) is None:
         return judge_in_order(round_input, accepts)
     tokens, rows = round_input.draft_tokens, round_input.rows
-    passed: dict[int, tuple[int, float]] = {
-        ROOT: (0, 0.0)
-    }  # length and log p of each path that passes so far
+    # Length and log p of each path that passes so far.
+    passed: dict[int, tuple[int, float]] = {ROOT: (0, 0.0)}
     for node, parent in enumerate(tree.parents):
         if parent not in passed or (parent != ROOT and tokens[parent] in round_input.stop_ids):
             continue
