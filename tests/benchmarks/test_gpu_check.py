@@ -14,7 +14,7 @@ from benchmarks.gpu_check import __main__ as command
 from benchmarks.gpu_check.plan import STAGES, Stage
 from benchmarks.gpu_check.runner import ROOT, Outcome, Run, run_stages
 
-DEADLINE_S = 220  # of the rehearsal here: a runner of CI may be slower than where `gpu.rehearse` is measured
+DEADLINE_S = 800  # of the rehearsal here: a busy machine takes several times what `gpu.rehearse` says
 
 MODULE = """
 import sys, time
@@ -107,6 +107,7 @@ def test_without_the_packages_the_command_itself_starts(tmp_path: Path) -> None:
     assert "not installed: torch" in done.stdout and "environment did not pass" in done.stdout
 
 
+@pytest.mark.timeout(DEADLINE_S + 60)
 def test_every_stage_passes_in_a_rehearsal(tmp_path: Path, note: Note) -> None:
     pytest.importorskip("triton")
     arguments = ("--rehearse", "--out", str(tmp_path), "--deadline", str(DEADLINE_S))

@@ -203,7 +203,7 @@ class Outage:
         if index == self._start:
             self._num_replies = self.faults.num_replies
         if index >= self._start and self.faults.num_replies == self._num_replies:
-            time.sleep(0.02)  # alone, the tiny draft would write all of the text before the link is back
+            time.sleep(0.06)  # alone, the tiny draft would write all of the text before the link is back
 
     def is_on(self) -> bool:
         return self._start <= self._index < self._end
