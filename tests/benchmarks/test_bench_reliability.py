@@ -84,5 +84,10 @@ def test_growth_is_that_of_an_hour_between_the_medians_of_the_thirds() -> None:
 
 def test_of_files_the_growth_is_that_of_what_stays_open() -> None:
     busy = [(60.0 * minute, {"files": 17.0 + minute % 4 + (minute > 20)}) for minute in range(30)]
-    assert growth_percent([(t, {"files": 17.0 + (minute * 7) % 5}) for minute, (t, _) in enumerate(busy)], "files") == 0
+    assert (
+        growth_percent(
+            [(t, {"files": 17.0 + (minute * 7) % 5}) for minute, (t, _) in enumerate(busy)], "files"
+        )
+        == 0
+    )
     assert growth_percent(busy, "files") == pytest.approx(100 / 17 * 3, rel=0.01)
