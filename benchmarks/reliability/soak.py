@@ -181,17 +181,20 @@ def _found(
     growth = {name: round(growth_percent(counted, name), 2) for name in counted[0][1]}
     worst = max(growth, key=growth.__getitem__)
     text = (
-        f"growth an hour of memory, files and threads but gRPC's, the worst ({worst}), {counted[-1][0] - warmup_s:.0f} s after "
-        f"a warm-up of {warmup_s:.0f} s and {clients.ended.total()} requests"
+        f"growth an hour of memory, files and threads but gRPC's, the worst ({worst}), "
+        f"{counted[-1][0] - warmup_s:.0f} s after a warm-up of {warmup_s:.0f} s and {clients.ended.total()} requests"
     )
     measure = (
         judged("rel.soak", text, growth[worst], "%", at_most(MAX_GROWTH))
         if settings.is_long
         else Measure("rel.soak", f"{text}; too short to judge", growth[worst], "%")
     )
-    ended = {
-        "ended": dict(clients.ended),
-        "errors": clients.errors,
-        "threads": {name: _thread_names(each) for name, each in servers.items()},
+    threads = {name: _thread_names(server) for name, server in servers.items()}
+    ended = {"ended": dict(clients.ended), "errors": clients.errors}
+    return [measure], {
+        "growth": growth,
+        **ended,
+        "threads": threads,
+        "link": link.facts(),
+        "samples": samples,
     }
-    return [measure], {"growth": growth, **ended, "link": link.facts(), "samples": samples}
