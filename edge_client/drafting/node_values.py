@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.common.types import DRAFT_SOURCE
 from outrider.edge_client.drafting.draw_chances import DrawChances
-from outrider.edge_client.drafting.trees import DRAFT_SOURCE, Continuations, TreeDraft
+from outrider.edge_client.drafting.trees import Continuations, TreeDraft
 
 _TAUS = np.geomspace(0.1, 2.0, 25)
 _MEMORY = 500.0  # observations after which an old one counts for 1/e of a new one
