@@ -33,6 +33,7 @@ class MedusaHead(nn.Module):
     def __init__(self, size: int, num_blocks: int = 1) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(ResidualBlock(size) for _ in range(num_blocks))
+        self.output: nn.Linear | None = None  # its own output embedding, where it does not share the target's
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Maps h [..., size] to the row [..., size] that the output embedding scores."""
