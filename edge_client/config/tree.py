@@ -80,7 +80,8 @@ def why_no_shape(config: RunConfig) -> str:
 
 def why_no_tree(config: RunConfig) -> str:
     """Returns why `--tree`, or auto where it is not given, is refused; empty where it can be used."""
-    method, is_auto = config.verification.method, config.tree.use in ("auto", None)
+    method = config.verification.method
+    is_auto = config.tree.use == "auto" or (config.tree.use is None and not draft_source(config))
     if not is_auto and (length := config.depth.num_speculative_tokens) is not None:
         return f"takes the place of --num-speculative-tokens {length}: give one of them"
     goes_with = (
