@@ -18,10 +18,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from outrider.cloud_verifier.engine.features import FeatureLog
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.threads import start_pool
 from outrider.cloud_verifier.engine.work import Work
+from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError
 from outrider.common.methods import num_support

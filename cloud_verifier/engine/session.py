@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, fields
 from operator import attrgetter
 
 from outrider.cloud_verifier.backends.base import KVSequence
-from outrider.cloud_verifier.engine.features import FeatureLog
 from outrider.cloud_verifier.engine.gathering import Pause
 from outrider.cloud_verifier.engine.job import Job
+from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.common.alignment import TokenChain
 from outrider.common.sampling.history import History

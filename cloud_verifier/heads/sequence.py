@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
-from outrider.cloud_verifier.engine.features import FeatureLog
+from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.common.types import Draft, SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import NodeRule, ShouldStop
 from outrider.edge_client.drafting.node_values import NodeValues
