@@ -80,6 +80,9 @@ class ServeConfig:
         "be repeated",
         metavar="DIR",
     )
+    lookahead: bool = option(
+        False, "offer lookahead decoding, which needs no weights, as a draft source of co-located generation"
+    )
     draft_strategy: str = option("onnx", "draft strategy of --draft", metavar="NAME")
     draft_threads: int = option(1, "CPU threads of --draft", metavar="N", minimum=1)
     draft_kv_memory: str = option(

@@ -129,10 +129,24 @@ class ReadsFeatures(Protocol):
         """Takes the features up to the last token but one. The last one's `commit` follows."""
 
 
-class HeadModel(DraftModel, Protocol):
-    """Is a draft source that reads the target's states: a trained head."""
+@runtime_checkable
+class ReadsChoices(Protocol):
+    """Is a draft sequence that continues from what the target chose after each drafted token, accepted or not."""
+
+    def read_choices(self, choices: Sequence[int]) -> None:
+        """Takes the target's tokens after the last tree: after its root, then after each node. `commit` follows."""
+
+
+class DraftSource(DraftModel, Protocol):
+    """Is what may draft beside the verifier's draft model."""
 
     name: str  # what an opening asks for (`draft_source`)
+
+
+@runtime_checkable
+class TellsFeatures(Protocol):
+    """Is a source that reads the target's states: a trained head."""
+
     reads_all: bool  # features of every token, not of the last alone
 
     def last_features(self, rows: slice) -> Any:
@@ -149,15 +163,15 @@ class CoLocatedDrafter:
     def __init__(
         self,
         model: DraftModel | None,
-        heads: Sequence[HeadModel] = (),
+        sources: Sequence[DraftSource] = (),
         *,
         max_kv_bytes: int = 256 << 20,
         clock: Clock = SYSTEM_CLOCK,
         pool: Executor | None = None,
     ) -> None:
-        """The drafter closes `model`, the heads and `pool`, its own where none is given."""
+        """The drafter closes `model`, the other sources and `pool`, its own where none is given."""
         self._model = model
-        self._heads = {head.name: head for head in heads}
+        self._sources = {source.name: source for source in sources}
         self._max_kv_bytes = max_kv_bytes
         self._limiter = LogLimiter(log, clock=clock.now)
         self._clock = clock
@@ -168,13 +182,13 @@ class CoLocatedDrafter:
 
     @property
     def fingerprint(self) -> str:
-        """Returns the draft's fingerprint; empty where there are heads alone."""
+        """Returns the draft's fingerprint; empty where there are other sources alone."""
         return "" if self._model is None else self._model.fingerprint
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Returns the names of what may draft."""
-        return (*(() if self._model is None else (DRAFT_SOURCE,)), *self._heads)
+        return (*(() if self._model is None else (DRAFT_SOURCE,)), *self._sources)
 
     @property
     def num_sequences(self) -> int:
@@ -223,12 +237,12 @@ class CoLocatedDrafter:
 
     def note_features(self, works: Sequence[Work], num_fed: Sequence[int]) -> None:
         """Keeps the features of the forward that fed so many tokens of each of `works`, where a head will read them."""
-        if not self._heads:
+        if not self._sources:
             return
         ends = accumulate(num_fed)
         for work, count, end in zip(works, num_fed, ends, strict=True):
-            head = self._heads.get(work.session.opening.draft_source)
-            if head is None:
+            head = self._sources.get(work.session.opening.draft_source)
+            if not isinstance(head, TellsFeatures):
                 continue
             if work.session.features is None:
                 work.session.features = FeatureLog(keeps_all=head.reads_all)
@@ -237,10 +251,10 @@ class CoLocatedDrafter:
             work.session.features.append(work.session.kv_length - kept, rows)
 
     def close(self) -> None:
-        """Closes the draft, the heads and all their sequences."""
+        """Closes the draft, the other sources and all their sequences."""
         self._close_all_but(set())
         self._pool.shutdown()
-        for model in (self._model, *self._heads.values()):
+        for model in (self._model, *self._sources.values()):
             if model is not None:
                 model.close()
 
@@ -253,7 +267,7 @@ class CoLocatedDrafter:
         reader = self._readers.get(id(work))
         if reader is None:
             opening = work.session.opening
-            model = self._heads.get(opening.draft_source, self._model)
+            model = self._sources.get(opening.draft_source, self._model)
             assert model is not None, "an opening names a source that there is"
             sequence = model.sequence(
                 opening.sampling,
@@ -327,6 +341,10 @@ class _Reader:
             return False
         if isinstance(self._sequence, ReadsFeatures):
             return self._read_features(self._sequence)
+        if isinstance(self._sequence, ReadsChoices):
+            self._sequence.read_choices(self.work.choices)
+            self.work.choices, self.work.wants_choices = (), True
+            return True
         if len(token_ids) - self._sequence.position <= READ_CHUNK:
             return True
         self._reading = pool.submit(self._read, token_ids[self._sequence.position :])

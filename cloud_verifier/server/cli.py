@@ -161,20 +161,24 @@ def check_directories(config: ServeConfig) -> None:
 
 def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocatedDrafter | None:
     """Returns what drafts for co-located generation: the draft of `--draft`, unless it is off or the default one cannot
-    be loaded (no onnxruntime, say), and the heads of `--heads`. None where there is neither.
+    be loaded (no onnxruntime, say), the heads of `--heads`, lookahead. None where there is nothing.
 
     Raises `ModelError` for what the user named and cannot be loaded, `IncompatibleError` for a draft with another
     tokenizer and heads of another target.
     """
-    if config.draft_dir is None and not config.heads:
+    if config.draft_dir is None and not config.heads and not config.lookahead:
         return None
-    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, HeadModel, load_draft
+    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, DraftSource, load_draft
 
-    heads: Sequence[HeadModel] = ()
+    sources: list[DraftSource] = []
     if config.heads:
         from outrider.cloud_verifier.heads.loading import load_heads
 
-        heads = load_heads([Path(each) for each in config.heads], backend)
+        sources += load_heads([Path(each) for each in config.heads], backend)
+    if config.lookahead:
+        from outrider.cloud_verifier.heads.lookahead import Lookahead
+
+        sources.append(Lookahead(backend))
     draft = None
     if config.draft_dir is not None:
         try:
@@ -189,10 +193,10 @@ def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocat
             if config.draft:
                 raise
             log.warning("no co-located draft: %s", error)
-    if draft is None and not heads:
+    if draft is None and not sources:
         return None
     return CoLocatedDrafter(
-        draft, heads, max_kv_bytes=parse_size(config.draft_kv_memory, "--draft-kv-memory")
+        draft, sources, max_kv_bytes=parse_size(config.draft_kv_memory, "--draft-kv-memory")
     )
 
 

@@ -52,8 +52,9 @@ class NodeValues:
     def observe(self, draft: TreeDraft, accepted_nodes: Sequence[int], next_token: int | None) -> None:
         """Learns from a verdict: the nodes that were accepted, from the root on, and the target's token after
         them; None where the text ended before one."""
-        if not draft.continuations:  # its children were drawn
-            self.draws.observe(draft, accepted_nodes, next_token)
+        if not draft.continuations:
+            if draft.supports:  # its children were drawn
+                self.draws.observe(draft, accepted_nodes, next_token)
             return
         following = [*(draft.token_ids[node] for node in accepted_nodes), next_token]
         for node, token_id in zip((-1, *accepted_nodes), following, strict=True):

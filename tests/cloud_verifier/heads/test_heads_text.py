@@ -23,6 +23,7 @@ from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.cloud_verifier.heads.loading import load_head
+from outrider.cloud_verifier.heads.lookahead import Lookahead
 from outrider.cloud_verifier.heads.sequence import Head, HeadFacts, HeadSequence
 from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.common.types import (
@@ -187,17 +188,11 @@ def test_texts_beside_each_other_are_cloud_onlys(target: Path, tmp_path: Path, m
         KnowingHead(backend, truth, "last", reads_all=False),
         KnowingHead(backend, truth, "all", reads_all=True),
     ]
-    service = Service(backend, [medusa, hydra, *knowing])
-    sources = [
-        ("medusa", 12),
-        ("hydra", 12),
-        ("last", 12),
-        ("all", 12),
-        ("last", 4),
-        ("all", 3),
-        ("medusa", 2),
-        ("", 0),
-    ]
+    service = Service(backend, [medusa, hydra, *knowing, Lookahead(backend)])
+    drafted = {"medusa": (12, 2), "hydra": (12,), "last": (12, 4), "all": (12, 3), "": (0,)}
+    if method is Method.COUPLED:
+        drafted["lookahead"] = (16, 3)
+    sources = [(source, num_nodes) for source, sizes in drafted.items() for num_nodes in sizes]
     for temperature in (0.0, 0.8):
         cases = [
             (
