@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from benchmarks.heads.service import Service, shipped_heads
+from benchmarks.heads.service import Service
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.engine.colocated import DraftSource
 from outrider.cloud_verifier.heads.loading import load_heads
@@ -13,7 +13,7 @@ from outrider.common.types import TokenIds
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.prompts import load_prompts
-from outrider.models import EMBEDDED
+from outrider.models import EMBEDDED, shipped_heads
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
@@ -28,9 +27,7 @@ from outrider.common.types import (
     TokenIds,
 )
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.models import EMBEDDED
 
-HEADS = EMBEDDED / "heads"
 CLOUD_ONLY = "cloud-only"
 NUM_NODES = 16
 NO_LIMITS = QueueLimits(max_queue_ms=1e9, max_queue_tokens=0)  # a slow machine refuses nothing here
@@ -125,11 +122,6 @@ class Service:
     def _settle(self) -> None:
         while self.engine.step() or self.engine.num_jobs:
             pass
-
-
-def shipped_heads() -> list[Path]:
-    """Returns the directories of heads beside the embedded pair, in the order of their names."""
-    return sorted(path.parent for path in HEADS.glob("*/config.json"))
 
 
 def _opening(session_id: bytes, case: Case) -> OpenRequest:
