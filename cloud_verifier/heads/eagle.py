@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
-from outrider.cloud_verifier.engine.features import FeatureLog
 from outrider.cloud_verifier.heads.eagle_kv import EagleKv, WaitingStates
 from outrider.cloud_verifier.heads.eagle_modules import EagleDraft, attention
+from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.cloud_verifier.heads.sequence import Head, HeadFacts, HeadSequence
 from outrider.common.types import TokenIds
 from outrider.edge_client.drafting.rows.rows import Rows

@@ -225,7 +225,7 @@ def _make(
     if "embed_tokens.weight" in directory:
         table = directory.read("embed_tokens.weight", (backend.vocab_size, size))
         if not _is_targets(table, backend):
-            draft.embedding = nn.Embedding(*table.shape, _weight=table)
+            draft.embedding = nn.Embedding(table.shape[0], table.shape[1], _weight=table)
     elif size != target_size:
         raise directory.error(
             f"the tensor embed_tokens.weight is missing, and the target's has {target_size} columns, not {size}"
