@@ -378,9 +378,8 @@ class _Reader:
 
     def _read_features(self, sequence: ReadsFeatures) -> bool:
         log = self.work.session.features
-        # Else more than the last token is without KV, or the text was cut where the features of its end are gone.
-        if log is None or log.start == log.end or log.end != self.work.session.chain.position - 1:
-            return False
+        if log is None or log.end != self.work.session.chain.position - 1:
+            return False  # more than the last token is without KV
         sequence.read(log)
         return True
 
