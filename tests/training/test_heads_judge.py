@@ -16,7 +16,8 @@ from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.tree_shape import read_tree_shape
 from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS
 from outrider.training.heads.directory import write_heads
-from outrider.training.heads.judge import HeadsJudge, judge, parse_args
+from outrider.training.heads.figures import HeadsJudge
+from outrider.training.heads.judge import judge, parse_args
 from outrider.training.heads.model import Heads, HeadsShape
 from outrider.training.heads.rounds import (
     cartesian_shape,
@@ -61,9 +62,10 @@ def test_choices_are_ranks_of_the_text_by_the_heads_scores_and_the_noise(
     with torch.no_grad():
         for param in heads.parameters():
             param.normal_(std=0.1, generator=generator)
-    judge = HeadsJudge(heads, target)
+    judge = HeadsJudge(target)
     prompt, sampling = (5, 6, 7), SamplingParams(temperature=temperature, seed=9)
-    ids, found = list(prompt), []
+    ids: list[int] = list(prompt)
+    found: list[int] = []
     with torch.no_grad():
         for _ in range(
             8
@@ -79,7 +81,7 @@ def test_choices_are_ranks_of_the_text_by_the_heads_scores_and_the_noise(
                 scores = scores + gumbel_row(9, len(ids), 448)
             ids.append(int(np.argsort(-scores)[len(found)]))
             found.append(len(found))
-    choices = judge.choices(WrittenText(prompt, tuple(ids[3:]), sampling))
+    choices = judge.choices(heads, WrittenText(prompt, tuple(ids[3:]), sampling))
     assert [path[0] for path in choices] == found == list(range(7))
     assert [len(path) for path in choices] == [2] * 6 + [1]
 
@@ -91,7 +93,7 @@ def test_the_command_writes_a_shape_that_is_read_and_figures(target: Path, tmp_p
     given = (
         f"--heads {heads} --target {target} --text {text} --num-passages 4 --num-new-tokens 12 --num-nodes 5"
     )
-    figures = judge(parse_args(given.split()))
+    figures = judge(parse_args(given.split()))[heads]
     assert [each.temperature for each in figures] == [0.0, 0.8]
     assert all(1 <= each.tokens_a_round <= 3 and each.num_texts == 2 for each in figures)
     assert read_tree_shape(heads / "tree.json")
