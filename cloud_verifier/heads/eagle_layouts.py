@@ -8,12 +8,14 @@
 
 `embed_tokens.weight` may be absent: then the target's is used. `d2t[i] + i` is the target's id of the draft's id i.
 `eagle_aux_hidden_state_layer_ids` may name the layers whose states EAGLE-3 reads: under `eagle_config`, as SGLang reads
-it, those after which a state is taken; at the top, as vLLM reads it, those before which.
+it, those after which a state is taken; at the top, as vLLM reads it, those before which. Ours (`training/heads`) have
+SpecForge's layout without an output embedding; under `outrider` is `feature_layers`, counted as SGLang does, the number
+of layers after the final norm.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
@@ -135,7 +137,8 @@ def _read_eagle3(
     layers = _feature_layers(directory, backend.facts.num_layers)
     draft = Eagle3(config, len(layers) * target_size, **options)
     directory.fill(draft, published_names(layer_name))
-    draft.output = _output(directory, config.hidden_size, backend.vocab_size)
+    if not directory.config.get("outrider", {}).get("shares_output_embedding"):
+        draft.output = _output(directory, config.hidden_size, backend.vocab_size)
     return _make(directory, backend, draft, layers)
 
 
@@ -175,6 +178,9 @@ def _layer_config(
 
 def _feature_layers(directory: HeadDirectory, num_layers: int) -> tuple[int, ...]:
     """Returns the layers after which the states are taken."""
+    ours = directory.config.get("outrider", {}).get("feature_layers")
+    if ours is not None:
+        return _check_layers(directory, "feature_layers", ours, (*range(num_layers - 1), num_layers))
     eagle = directory.config.get("eagle_config") or {}
     if eagle.get("use_aux_hidden_state") is False:
         raise directory.error("config.json: use_aux_hidden_state is false; a draft on three layers is served")
@@ -182,14 +188,20 @@ def _feature_layers(directory: HeadDirectory, num_layers: int) -> tuple[int, ...
     ids = after or before
     if not ids:
         return usual_layers(num_layers)
-    if not isinstance(ids, list) or not all(type(each) is int for each in ids):
-        raise directory.error(f"config.json: {LAYER_IDS} is {ids!r}; want a list of numbers")
-    layers = tuple(ids if after else (each - 1 for each in ids))
-    if min(layers) < 0 or max(layers) > num_layers - 2:  # the last one's is not kept before the final norm
+    first = 0 if after else 1
+    layers = _check_layers(directory, LAYER_IDS, ids, range(first, first + num_layers - 1))
+    return tuple(layer - first for layer in layers)
+
+
+def _check_layers(directory: HeadDirectory, name: str, ids: Any, known: Collection[int]) -> tuple[int, ...]:
+    """`known` are the target's; the last one's states before the final norm are not kept."""
+    if not isinstance(ids, list) or not ids or not all(type(each) is int for each in ids):
+        raise directory.error(f"config.json: {name} is {ids!r}; want a list of numbers")
+    if not set(ids) <= set(known):
         raise directory.error(
-            f"config.json: {LAYER_IDS} {ids} are not of the target, which has {num_layers} layers"
+            f"config.json: {name} {ids} are not of the target; want some of {', '.join(map(str, known))}"
         )
-    return layers
+    return tuple(ids)
 
 
 def usual_layers(num_layers: int) -> tuple[int, ...]:

@@ -55,7 +55,7 @@ class EagleLayer(nn.Module):
         value = _split(self.v_proj(x), num_kv_heads, head_dim)
         self._frequencies = self._frequencies.to(positions.device)
         angles = positions[:, None].float() * self._frequencies
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)  # [n, head_dim / 2]
+        cos, sin = angles.cos().to(key.dtype), angles.sin().to(key.dtype)  # [n, head_dim / 2]
         own = torch.stack((_rotate(key, cos, sin), value))
         read = attend(_rotate(query, cos, sin), own)
         state: Tensor = residual + self.o_proj(read.transpose(-3, -2).flatten(-2))

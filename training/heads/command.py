@@ -1,6 +1,6 @@
 """Train heads that draft for any local target.
 
-python -m outrider.training.heads medusa|hydra --target DIR --text FILES|--data DIR --out DIR --tokens 1e6
+python -m outrider.training.heads medusa|hydra|eagle --target DIR --text FILES|--data DIR --out DIR --tokens 1e6
 """
 
 import argparse
@@ -15,12 +15,16 @@ from outrider.training.common.schedule import Phase
 from outrider.training.common.workers import Group
 from outrider.training.data.streams import Tokens, load_code
 from outrider.training.data.texts import encode_for
+from outrider.training.heads.eagle import EagleConfig, EagleTrainer
+from outrider.training.heads.frozen import FrozenTargetConfig
 from outrider.training.heads.model import KINDS, HeadsShape
 from outrider.training.heads.trainer import HeadsConfig, HeadsTrainer
 
+EAGLE = "eagle"
+
 
 def train_heads(
-    config: HeadsConfig,
+    config: FrozenTargetConfig,
     target: Path,
     stream: Tokens,
     out: Path,
@@ -29,7 +33,8 @@ def train_heads(
     group: Group,
 ) -> dict[str, Any] | None:
     """Runs one worker's part (a slice of it: None); resumes where there is a checkpoint."""
-    trainer = HeadsTrainer(config, target, stream, out, group, text_of=text_of)
+    kind = EagleTrainer if isinstance(config, EagleConfig) else HeadsTrainer
+    trainer = kind(config, target, stream, out, group, text_of=text_of)
     if is_resumed and not trainer.resume() and group.is_first:
         print(f"no checkpoint in {out}: starting from the beginning")
     return trainer.train()
@@ -41,7 +46,7 @@ def parse_args(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m outrider.training.heads", description="Train heads that draft for a target."
     )
-    parser.add_argument("kind", choices=list(KINDS))
+    parser.add_argument("kind", choices=[*KINDS, EAGLE])
     parser.add_argument("--target", type=Path, required=True, help="Hugging Face directory with tokenizer")
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--text", type=Path, nargs="+", help="files or directories: .txt .md .py, .jsonl")
@@ -50,6 +55,17 @@ def parse_args(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--num-heads", type=int, default=default.shape.num_heads, metavar="N")
     parser.add_argument(
         "--num-blocks", type=int, default=default.shape.num_blocks, metavar="N", help="a head"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=EagleConfig.num_steps, metavar="N", help="eagle: drafted tokens"
+    )
+    parser.add_argument(
+        "--feature-layers",
+        type=int,
+        nargs=3,
+        default=(),
+        metavar="N",
+        help="eagle: after which of the target's layers its states are read; the number of layers: the final norm",
     )
     parser.add_argument("--target-share", type=float, default=default.target_share, metavar="SHARE")
     parser.add_argument("--target-text-tokens", type=int, default=default.target_text_tokens, metavar="N")
@@ -64,21 +80,23 @@ def parse_args(arguments: list[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def make_config(args: argparse.Namespace) -> HeadsConfig:
+def make_config(args: argparse.Namespace) -> FrozenTargetConfig:
     """Raises ValueError naming the option that cannot be."""
     if args.batch_tokens < args.length or min(args.length, args.target_text_tokens, args.sample_rows) < 1:
         raise ValueError(f"--batch-tokens {args.batch_tokens}: at least one window of --length {args.length}")
-    return HeadsConfig(
-        shape=HeadsShape(args.kind, args.num_heads, args.num_blocks),
+    shared = dict(
         phases=(Phase(0.0, args.length, args.batch_tokens // args.length),),
         target_share=args.target_share,
         target_text_tokens=args.target_text_tokens,
         sample_rows=args.sample_rows,
         sample_temperature=args.sample_temperature,
         rows_share=args.rows_share,
-        rates=HeadsConfig().rates.times(args.rates_scale),
+        rates=FrozenTargetConfig().rates.times(args.rates_scale),
         **run_options(args),
     )
+    if args.kind == EAGLE:
+        return EagleConfig(num_steps=args.steps, feature_layers=tuple(args.feature_layers), **shared)
+    return HeadsConfig(shape=HeadsShape(args.kind, args.num_heads, args.num_blocks), **shared)
 
 
 def main() -> None:

@@ -19,12 +19,16 @@ training.json and, after `outrider.training.heads.judge`, tree.json and evaluati
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
+from outrider.cloud_verifier.heads.eagle_layouts import published_names
+from outrider.cloud_verifier.heads.eagle_modules import Eagle3
 from outrider.common.models.fingerprint import target_fingerprint
 from outrider.training.common.checkpoint import write_json
 from outrider.training.heads.model import Heads, HeadsShape
@@ -35,14 +39,8 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 
 def write_heads(heads: Heads, target_dir: Path, out: Path) -> None:
     """Writes config.json and model.safetensors, each whole or not at all."""
-    from safetensors.torch import save_file
-
     shape = heads.shape
     tensors = {_published(name): value.to("cpu", torch.float16) for name, value in heads.state_dict().items()}
-    out.mkdir(parents=True, exist_ok=True)
-    temporary = out / f"{WEIGHTS_FILE}.tmp"
-    save_file(tensors, temporary)
-    os.replace(temporary, out / WEIGHTS_FILE)
     ours = {
         "format_version": FORMAT_VERSION,
         "kind": shape.kind,
@@ -50,8 +48,9 @@ def write_heads(heads: Heads, target_dir: Path, out: Path) -> None:
         "target_fingerprint": target_fingerprint(target_dir),
         "shares_output_embedding": True,
     }
-    write_json(
-        out / CONFIG_FILE,
+    write_directory(
+        out,
+        tensors,
         {
             "medusa_num_heads": shape.num_heads,
             "medusa_num_layers": shape.num_blocks,
@@ -59,6 +58,57 @@ def write_heads(heads: Heads, target_dir: Path, out: Path) -> None:
             "outrider": ours,
         },
     )
+
+
+def write_eagle(
+    draft: Eagle3, config: DecoderConfig, feature_layers: Sequence[int], target_dir: Path, out: Path
+) -> None:
+    """Writes an EAGLE-3 draft in SpecForge's layout (`cloud_verifier/heads/eagle_layouts.py`), float16, without an
+    output embedding."""
+    name_of = published_names("midlayer")
+    tensors = {name_of(name): value.to("cpu", torch.float16) for name, value in draft.state_dict().items()}
+    fields = (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "vocab_size",
+    )
+    ours = {
+        "format_version": FORMAT_VERSION,
+        "kind": "eagle",
+        "feature_layers": list(feature_layers),
+        "target_fingerprint": target_fingerprint(target_dir),
+        "shares_output_embedding": True,
+    }
+    write_directory(
+        out,
+        tensors,
+        {
+            "architectures": ["LlamaForCausalLMEagle3"],
+            "model_type": "llama",
+            "num_hidden_layers": 1,
+            **{name: getattr(config, name) for name in fields},
+            "rope_parameters": dict(config.rope_parameters),
+            "draft_vocab_size": config.vocab_size,
+            "base_model_name_or_path": target_dir.resolve().name,
+            "outrider": ours,
+        },
+    )
+
+
+def write_directory(out: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:
+    """Writes model.safetensors and config.json, each whole or not at all."""
+    from safetensors.torch import save_file
+
+    out.mkdir(parents=True, exist_ok=True)
+    temporary = out / f"{WEIGHTS_FILE}.tmp"
+    save_file(tensors, temporary)
+    os.replace(temporary, out / WEIGHTS_FILE)
+    write_json(out / CONFIG_FILE, config)
 
 
 def read_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:

@@ -253,7 +253,7 @@ DAMAGED: dict[str, tuple[Make, Callable[[Path], object], str]] = {
     "layers the target has not": (
         PUBLISHED["speculators, wide"],
         lambda d: change_config(d, eagle_aux_hidden_state_layer_ids=[2, 16, 29]),
-        "are not of the target, which has 6 layers",
+        r"eagle_aux_hidden_state_layer_ids \[2, 16, 29\] are not of the target; want some of 1, 2, 3, 4, 5",
     ),
     "layers that are no numbers": (
         PUBLISHED["speculators, wide"],
