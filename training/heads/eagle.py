@@ -44,11 +44,13 @@ class EagleTrainer(FrozenTargetTrainer):
 
     def _make_model(self, config: EagleConfig) -> Eagle3:
         num_layers = self.target.config.num_hidden_layers
-        self.feature_layers = config.feature_layers or (min(1, num_layers - 1), num_layers // 2, num_layers)
+        last = max(0, num_layers - 2)  # but one: of the last one's states only the norm is kept
+        usual = min(1, last), min(num_layers // 2, last), num_layers
+        self.feature_layers = config.feature_layers or usual
         if not all(0 <= layer <= num_layers and layer != num_layers - 1 for layer in self.feature_layers):
             raise ValueError(
-                f"--feature-layers: the target has layers 0 to {num_layers - 1}; {num_layers} is after the final "
-                f"norm, and the last one's state before it is not kept"
+                f"--feature-layers {' '.join(map(str, self.feature_layers))}: want some of 0 to {last}, and "
+                f"{num_layers}, after the final norm"
             )
         self.layer_config = layer_config(self.target)
         size = self.layer_config.hidden_size
