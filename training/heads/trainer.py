@@ -28,7 +28,7 @@ from outrider.training.common.workers import SOLO, Group
 from outrider.training.data.streams import Batches, Tokens
 from outrider.training.draft.drafts import load_target, num_common_ids, read_config
 from outrider.training.draft.written import TargetText, Writer, WritingConfig
-from outrider.training.heads.directory import CONFIG_FILE, write_heads
+from outrider.training.heads.directory import CONFIG_FILE, read_heads, write_heads
 from outrider.training.heads.model import Heads, HeadsShape
 
 
@@ -63,7 +63,8 @@ class HeadsTrainer(Trainer):
     """Owns the target, the heads and the text that the target wrote.
 
     Args:
-        text_of: the directory of an earlier run on this target, whose text is learnt from too.
+        heads_dir: heads to train on; None for new ones of `config.shape`.
+        text_of: the directory of an earlier run on this target, whose text is learnt from.
     """
 
     name = "heads"
@@ -77,12 +78,16 @@ class HeadsTrainer(Trainer):
         out: Path,
         group: Group = SOLO,
         *,
+        heads_dir: Path | None = None,
         text_of: Path | None = None,
     ) -> None:
         torch.manual_seed(config.seed)
         self.target_dir = target_dir
         self.target = config.compute.place(load_target(target_dir, config.compute.dtype))
-        super().__init__(config, Heads(config.shape, self.target.config.hidden_size), out, group)
+        size = self.target.config.hidden_size
+        super().__init__(config, _first_heads(config.shape, size, heads_dir), out, group)
+        if heads_dir is not None:
+            self._begin_after(heads_dir / "training.json")
         num_ids = num_common_ids(target_dir, self.target)
         self.output_embedding = self.target.get_output_embeddings().weight[:num_ids]
         self.corpus = Batches(stream, seed=config.seed, epoch=1)
@@ -92,7 +97,7 @@ class HeadsTrainer(Trainer):
             self.target_text.rows = _written_before(text_of, target_dir)
 
     def _take_model(self, model: Heads) -> None:
-        self.model = model.to(self.compute.device)
+        self.model = self.heads = model.to(self.compute.device)
         self.optimizers = make_optimizers(self.model, self.config.rates, self.group)
 
     def _prepare(self) -> int:
@@ -105,25 +110,29 @@ class HeadsTrainer(Trainer):
     def _loss(self, ids: Tensor, done: float) -> tuple[Tensor, Tensor]:
         hidden, embedded = self._features(ids[:, :-1])
         places = self._places(ids.size(0), ids.size(1) - 1).to(hidden.device)
-        teacher, weight = hidden[places], self.output_embedding
-        total, weights = hidden.new_zeros(()), 0.0
+        loss = self._heads_loss(hidden, embedded, places, hidden[places])
+        return loss, loss.detach()
+
+    def _heads_loss(self, hidden: Tensor, embedded: Tensor, places: Tensor, teacher: Tensor) -> Tensor:
+        """Returns the weighted mean of the heads' losses: each learns `teacher`, the rows at `places`, from the states
+        as far before as it looks ahead."""
+        total, weights, weight = hidden.new_zeros(()), 0.0, self.output_embedding
         for index in range(self.config.shape.num_heads):
             start = places - index - 1
             following = [embedded[start + step] for step in range(1, index + 2)] if len(embedded) else []
             with self.compute.autocast():
-                rows = self.model.row(index, hidden[start], following).to(hidden.dtype)
+                rows = self.heads.row(index, hidden[start], following).to(hidden.dtype)
             scale = self.config.decay ** (index + 1)
             total = total + scale * linear_divergence("fkl", rows, weight, teacher, weight)
             weights += scale
-        loss = total / weights
-        return loss, loss.detach()
+        return total / weights
 
     @torch.no_grad()
     def _features(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the last hidden states and, where heads see tokens, their embeddings: [rows * length, size]
         both."""
         hidden = self.compute.last_hidden(self.target, inputs)
-        if not self.model.sees_tokens:
+        if not self.heads.sees_tokens:
             return hidden, hidden.new_empty(0)
         embedded: Tensor = self.target.get_input_embeddings()(inputs.flatten())
         return hidden, embedded.to(hidden.dtype)
@@ -147,12 +156,28 @@ class HeadsTrainer(Trainer):
         self.target_text.take_state(saved)
 
     def _finish(self) -> dict[str, Any]:
-        if self.group.is_first:
-            write_heads(self.model, self.target_dir, self.out)
         return {
+            **self._save_heads(),
             "sampled_tokens": self.target_text.num_tokens,
             "loss": float(np.mean([entry["loss"] for entry in self.history[-50:]])),
         }
+
+    def _save_heads(self) -> dict[str, Any]:
+        """Saves what was trained, and returns the figures of this kind of training."""
+        if self.group.is_first:
+            write_heads(self.heads, self.target_dir, self.out)
+        return {}
+
+
+def _first_heads(shape: HeadsShape, size: int, directory: Path | None) -> Heads:
+    if directory is None:
+        return Heads(shape, size)
+    heads, _ = read_heads(directory)
+    if heads.shape != shape or heads.size != size:
+        raise ValueError(
+            f"--heads {directory} are {heads.size} wide, {heads.shape}; asked for: {size}, {shape}"
+        )
+    return heads
 
 
 def _written_before(directory: Path, target_dir: Path) -> list[Tensor]:
