@@ -48,7 +48,7 @@ def test_the_steps_of_training_are_those_of_drafting(target_dir: Path, tmp_path:
         features, _, embedded = trainer._features(ids)
         steps = trainer._steps(features[:, :12], embedded)
         rows = [trainer.model.scored(states) @ trainer.output_embedding.T for states in steps]
-    trainer._write()
+    trainer._save_heads()
     head = load_head(tmp_path, load_target(target_dir))
     assert isinstance(head, EagleHead) and head.facts.feature_layers == (0, 2, 4)
     text = ids[1].tolist()
@@ -95,3 +95,8 @@ def test_what_cannot_be_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         EagleTrainer(replace(CONFIG, **fields), target_dir, toy_stream(), tmp_path)  # type: ignore[arg-type]
+
+
+def test_a_draft_is_not_trained_on(target_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="an eagle draft begins anew; --resume goes on"):
+        EagleTrainer(CONFIG, target_dir, toy_stream(), tmp_path, heads_dir=tmp_path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from outrider.training.common.optim import Muon
 from outrider.training.common.schedule import Phase
 from outrider.training.heads.command import main
 from outrider.training.heads.directory import read_heads, write_heads
+from outrider.training.heads.joint import JointConfig, JointTrainer
 from outrider.training.heads.model import KINDS, Heads, HeadsShape
 from outrider.training.heads.trainer import HeadsConfig, HeadsTrainer
 from tests.training.test_target import TOY, toy_stream
@@ -125,6 +126,39 @@ def test_slices_of_one_run_give_the_same_weights(kind: str, target_dir: Path, tm
     assert whole == parts
 
 
+def test_a_joint_run_moves_the_target_too_and_saves_both(target_dir: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    given = {each.name: getattr(CONFIG, each.name) for each in fields(CONFIG)}
+    config = JointConfig(**given | {"tokens": 64 * 40, "heads_weight": 1.0})
+    trainer = JointTrainer(config, target_dir, toy_stream(), tmp_path)
+    before, start = trainer.target.state_dict(), trainer.model.target.state_dict()
+    assert all(torch.equal(start[name], value.float()) for name, value in before.items())
+    figures = trainer.train()
+    assert figures is not None and figures["loss"] < 0.9 * trainer.history[0]["loss"]
+    assert 0 < figures["divergence"] < 0.2
+    saved = AutoModelForCausalLM.from_pretrained(str(tmp_path / "target")).state_dict()
+    moved = {
+        name for name, value in before.items() if not torch.equal(saved[name].bfloat16(), value.bfloat16())
+    }
+    assert moved and not any("embed" in name or "lm_head" in name for name in moved)
+    _, heads = read_heads(tmp_path)
+    assert heads["outrider"]["target_fingerprint"] == target_fingerprint(tmp_path / "target")
+    resumed = JointTrainer(config, target_dir, toy_stream(), tmp_path)
+    assert resumed.resume() and resumed.divergences == trainer.divergences
+
+
+def test_heads_are_trained_on_from_a_directory(target_dir: Path, tmp_path: Path) -> None:
+    write_heads(shaken(Heads(CONFIG.shape, TOY.hidden_size)), target_dir, tmp_path)
+    trainer = HeadsTrainer(CONFIG, target_dir, toy_stream(), tmp_path, heads_dir=tmp_path)
+    found, _ = read_heads(tmp_path)
+    assert all(
+        torch.equal(value, found.state_dict()[name]) for name, value in trainer.model.state_dict().items()
+    )
+    with pytest.raises(ValueError, match=r"--heads .* are 32 wide"):
+        HeadsTrainer(config_of("hydra"), target_dir, toy_stream(), tmp_path, heads_dir=tmp_path)
+
+
 def test_text_of_an_earlier_run_is_not_written_again_and_another_targets_is_refused(
     target_dir: Path, tmp_path: Path
 ) -> None:
@@ -208,6 +242,9 @@ def test_saved_heads_are_read_again(kind: str, target_dir: Path, tmp_path: Path)
         ("medusa --length 4", "--length: windows longer than the 4 heads look ahead"),
         ("medusa --batch-tokens 64", "--batch-tokens 64: at least one window of --length 256"),
         ("medusa --tokens 0", "--tokens must be above 0"),
+        ("medusa --joint --heads-alone 1", "--heads-alone 1.0"),
+        ("medusa --joint --target-rates 0", "--heads-weight and --target-rates must be above 0"),
+        ("medusa --heads nowhere", "--heads nowhere has no heads of this training"),
         ("medusa --text-of nowhere", "--text-of nowhere has no finished run"),
     ],
 )

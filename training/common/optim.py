@@ -108,12 +108,13 @@ class Rates:
 
 
 def make_optimizers(model: Any, rates: Rates, group: Group = SOLO) -> list[torch.optim.Optimizer]:
-    """Returns [Muon, AdamW] of a model's parameters; `scale_rates` moves their rates.
+    """Returns [Muon, AdamW] of a model's parameters that are trained; `scale_rates` moves their rates.
 
     AdamW takes the input and the output embedding, if the model has them, and every vector.
     """
     tables = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
-    params = [param for param in model.parameters() if all(param is not table for table in tables)]
+    trained = [param for param in model.parameters() if param.requires_grad]
+    params = [param for param in trained if all(param is not table for table in tables)]
     matrices = [param for param in params if param.ndim == 2]
     groups = [{"params": [param for param in params if param.ndim != 2], "lr": rates.norm}]
     if tables[0] is not None:
@@ -131,7 +132,8 @@ def make_optimizers(model: Any, rates: Rates, group: Group = SOLO) -> list[torch
 
 
 def _embedding(model: Any, getter: str) -> Tensor | None:
-    return getattr(model, getter)().weight if hasattr(model, getter) else None
+    table = getattr(model, getter)().weight if hasattr(model, getter) else None
+    return table if table is not None and table.requires_grad else None
 
 
 def scale_rates(optimizers: list[torch.optim.Optimizer], scale: float) -> None:

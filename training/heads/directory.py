@@ -44,7 +44,7 @@ def write_heads(heads: Heads, target_dir: Path, out: Path) -> None:
     ours = {
         "format_version": FORMAT_VERSION,
         "kind": shape.kind,
-        "hidden_size": int(next(iter(tensors.values())).size(0)),
+        "hidden_size": heads.size,
         "target_fingerprint": target_fingerprint(target_dir),
         "shares_output_embedding": True,
     }

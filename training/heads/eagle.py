@@ -8,6 +8,7 @@ that nothing of the size of the vocabulary is trained.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +43,11 @@ class EagleTrainer(FrozenTargetTrainer):
     config: EagleConfig
     model: Eagle3
 
-    def _make_model(self, config: EagleConfig) -> Eagle3:
+    def _make_model(self, config: EagleConfig, heads_dir: Path | None) -> Eagle3:
+        if heads_dir is not None:
+            raise ValueError(
+                f"--heads {heads_dir}: an eagle draft begins anew; --resume goes on with one of --out"
+            )
         num_layers = self.target.config.num_hidden_layers
         last = max(0, num_layers - 2)  # but one: of the last one's states only the norm is kept
         usual = min(1, last), min(num_layers // 2, last), num_layers
@@ -104,8 +109,10 @@ class EagleTrainer(FrozenTargetTrainer):
         features = torch.cat(taken, dim=-1).to(hidden.dtype)
         return features, hidden, states[0].to(hidden.dtype)
 
-    def _write(self) -> None:
-        write_eagle(self.model, self.layer_config, self.feature_layers, self.target_dir, self.out)
+    def _save_heads(self) -> dict[str, Any]:
+        if self.group.is_first:
+            write_eagle(self.model, self.layer_config, self.feature_layers, self.target_dir, self.out)
+        return {}
 
 
 class StepAttention:

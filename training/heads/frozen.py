@@ -56,7 +56,8 @@ class FrozenTargetTrainer(Trainer):
     """Owns the target, the model that learns from it and the text that the target wrote.
 
     Args:
-        text_of: the directory of an earlier run on this target, whose text is learnt from too.
+        heads_dir: what to train on, where the kind of head can be; None for new ones.
+        text_of: the directory of an earlier run on this target, whose text is learnt from.
     """
 
     name = "heads"
@@ -70,12 +71,15 @@ class FrozenTargetTrainer(Trainer):
         out: Path,
         group: Group = SOLO,
         *,
+        heads_dir: Path | None = None,
         text_of: Path | None = None,
     ) -> None:
         torch.manual_seed(config.seed)
         self.target_dir = target_dir
         self.target = config.compute.place(load_target(target_dir, config.compute.dtype))
-        super().__init__(config, self._make_model(config), out, group)
+        super().__init__(config, self._make_model(config, heads_dir), out, group)
+        if heads_dir is not None:
+            self._begin_after(heads_dir / "training.json")
         num_ids = num_common_ids(target_dir, self.target)
         self.output_embedding = self.target.get_output_embeddings().weight[:num_ids]
         self.corpus = Batches(stream, seed=config.seed, epoch=1)
@@ -85,12 +89,12 @@ class FrozenTargetTrainer(Trainer):
             self.target_text.rows = _written_before(text_of, target_dir)
 
     @abstractmethod
-    def _make_model(self, config: Any) -> nn.Module:
+    def _make_model(self, config: Any, heads_dir: Path | None) -> nn.Module:
         """Returns the model that learns, for `self.target`."""
 
     @abstractmethod
-    def _write(self) -> None:
-        """Writes the directory that is served."""
+    def _save_heads(self) -> dict[str, Any]:
+        """Saves what was trained, and returns the figures of this kind of training."""
 
     def _divergence(self, rows: Tensor, teacher: Tensor) -> Tensor:
         """Returns the mean forward KL of what the output embedding scores, [num_rows, size] both."""
@@ -105,7 +109,7 @@ class FrozenTargetTrainer(Trainer):
         count = max(1, round(len(places) * self.config.rows_share))
         return places[torch.from_numpy(np.sort(rng.choice(len(places), count, replace=False)))]
 
-    def _take_model(self, model: nn.Module) -> None:
+    def _take_model(self, model: Any) -> None:
         self.model = model.to(self.compute.device)
         self.optimizers = make_optimizers(self.model, self.config.rates, self.group)
 
@@ -124,9 +128,8 @@ class FrozenTargetTrainer(Trainer):
         self.target_text.take_state(saved)
 
     def _finish(self) -> dict[str, Any]:
-        if self.group.is_first:
-            self._write()
         return {
+            **self._save_heads(),
             "sampled_tokens": self.target_text.num_tokens,
             "loss": float(np.mean([entry["loss"] for entry in self.history[-50:]])),
         }

@@ -47,7 +47,7 @@ class Heads(nn.Module):
 
     def __init__(self, shape: HeadsShape, size: int) -> None:
         super().__init__()
-        self.shape, kind = shape, KINDS[shape.kind]
+        self.shape, self.size, kind = shape, size, KINDS[shape.kind]
         self.sees_tokens = kind.sees_tokens
         self.heads = nn.ModuleList(
             kind.make(size, index, shape.num_blocks) for index in range(shape.num_heads)
