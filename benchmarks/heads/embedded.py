@@ -19,7 +19,7 @@ from outrider.models import EMBEDDED, shipped_heads
 @cache
 def make_service() -> Service:
     """Returns the service, of one process."""
-    backend = load_target(EMBEDDED / "target", num_threads=2)
+    backend = load_target(EMBEDDED / "target", num_threads=1)
     sources: list[DraftSource] = [*load_heads(shipped_heads(), backend), Lookahead(backend)]
     return Service(backend, sources, OnnxDraftModel.open(EMBEDDED / "draft"))
 
