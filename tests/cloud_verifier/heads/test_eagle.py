@@ -287,3 +287,18 @@ def test_a_generation_beyond_the_bound_goes_on_without_drafts(target: Path, tmp_
         texts = service.write(cases, NUM_NEW)
         assert [text.token_ids for text in texts] == plain
         assert sum(text.num_accepted > NUM_NEW // 3 for text in texts) == num_drafting
+
+
+@pytest.mark.parametrize(("arch", "dtype"), [("gpt2", "float32"), ("llama", "bfloat16")])
+def test_a_target_of_transformers_and_one_in_bfloat16_are_drafted_for(
+    arch: str, dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target = make_tiny_target(tmp_path / "target", arch, num_layers=NUM_LAYERS)
+    backend = load_target(target, dtype=dtype)
+    head = load_head(make_eagle(tmp_path / "heads", "specforge"), backend)
+    service = Service(backend, [head])
+    case = Case(make_prompt(1, 20), SamplingParams(temperature=0.0), "eagle", 8)
+    (text,) = service.write([case], NUM_NEW)
+    assert len(text.token_ids) == NUM_NEW
+    assert dtype != "float32" or text.token_ids == cloud_only(service, case)
+    assert "the draft failed" not in caplog.text
