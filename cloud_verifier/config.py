@@ -74,6 +74,15 @@ class ServeConfig:
         "and none with any other target",
         metavar="DIR|none",
     )
+    heads: tuple[str, ...] = option(
+        (),
+        "directory of heads trained for this target (Medusa, Hydra), as draft sources of co-located generation; may "
+        "be repeated",
+        metavar="DIR",
+    )
+    lookahead: bool = option(
+        False, "offer lookahead decoding, which needs no weights, as a draft source of co-located generation"
+    )
     draft_strategy: str = option("onnx", "draft strategy of --draft", metavar="NAME")
     draft_threads: int = option(1, "CPU threads of --draft", metavar="N", minimum=1)
     draft_kv_memory: str = option(

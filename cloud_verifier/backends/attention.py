@@ -96,9 +96,10 @@ class ForwardPlan:
     write: slice | torch.Tensor  # slots of the packed tokens
     attention: PagedAttention
     num_rows: int  # rows after these only pad a product: they have no KV and their answers are dropped
-    rules_seen: dict[int, AttentionRule] = field(
-        default_factory=dict
-    )  # of the layers that attended, in order
+    # Of the layers that attended, in order.
+    rules_seen: dict[int, AttentionRule] = field(default_factory=dict)
+    feature_layers: tuple[int, ...] = ()  # whose states are kept (`TransformersBackend.feature_layers`)
+    features: dict[int, torch.Tensor] = field(default_factory=dict)  # kept, each [rows, hidden_size]
 
 
 def paged_attention(

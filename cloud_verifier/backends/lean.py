@@ -228,9 +228,19 @@ class LeanDecoder(Decoder):
             x = x + self._attention(layer, index, layer.input_norm(x), cos, signed_sin, plan)
             gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
             x = x + layer.down(self._activation(gate).mul_(up))
+            if index in plan.feature_layers:
+                plan.features[index] = x
+        if len(self._layers) in plan.feature_layers:
+            plan.features[len(self._layers)] = self._norm(x)
         if rows is not None:
             x = x[rows]
         return self._head(self._norm(x))
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._embedding[token_ids]
+
+    def score(self, features: torch.Tensor) -> torch.Tensor:
+        return self._head(features)
 
     def _rotations(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns cosines and sines [num_rows, 1, head_dim], the first half of the sines negated: a head is then

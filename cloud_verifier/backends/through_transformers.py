@@ -70,9 +70,23 @@ class TransformersDecoder(Decoder):
             position_ids=positions[None],
             use_cache=False,
             logits_to_keep=0 if rows is None else rows,
+            output_hidden_states=bool(plan.feature_layers),
             outrider_plan=plan,
         )
+        for (
+            layer
+        ) in plan.feature_layers:  # the first state is the embedding, the last is after the final norm
+            states = output.hidden_states
+            plan.features[layer] = states[min(layer + 1, len(states) - 1)][0]
         logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        embedded: torch.Tensor = self._model.get_input_embeddings()(token_ids)
+        return embedded
+
+    def score(self, features: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self._model.get_output_embeddings()(features)
         return logits
 
 

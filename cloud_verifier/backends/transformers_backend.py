@@ -124,8 +124,14 @@ class Decoder(Protocol):
     ) -> torch.Tensor:
         """Returns logits [rows, vocab_size] of the selected rows, all where `rows` is None.
 
-        `token_ids` and `positions` are int64 [num_rows].
+        `token_ids` and `positions` are int64 [num_rows]. Keeps in `plan.features` what `plan.feature_layers` ask for.
         """
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Returns the input embeddings [n, hidden_size] of ids [n]."""
+
+    def score(self, features: torch.Tensor) -> torch.Tensor:
+        """Returns logits [n, vocab_size] of states after the final norm [n, hidden_size]."""
 
 
 class TransformersBackend(TargetBackend):
@@ -146,6 +152,12 @@ class TransformersBackend(TargetBackend):
         self.has_paged_kernel = False  # attention is our own kernel's (CUDA)
         self.row_plan: RowPlan | None = None  # counts with which products are run; None: any
         self.is_reproducible = False
+        # What a forward keeps of every token fed, for heads that draft from it: the states after these layers; that
+        # after the final norm has the number of layers as its index.
+        self.feature_layers: tuple[int, ...] = ()
+        self.features: dict[
+            int, torch.Tensor
+        ] = {}  # of the last forward, by layer, each [tokens fed, hidden_size]
         self._pools: list[torch.Tensor] = []  # keys, then values, of all layers
         # Views of them, per layer: [num_blocks, block_size, kv_heads, head_dim].
         self._key_pools: list[torch.Tensor] = []
@@ -296,15 +308,17 @@ class TransformersBackend(TargetBackend):
             Feed(_table(item.sequence), length, item.token_ids, item.num_logit_rows, _tree(item.parents))
             for item, length in zip(items, lengths, strict=True)
         ]
-        if self.row_plan is None:
-            logits = self._pass(feeds)
-        else:
-            passes = [self._pass(part) for part in split_feeds(feeds, self.row_plan.most)]
-            logits = passes[0] if len(passes) == 1 else torch.cat(passes)
+        parts = [feeds] if self.row_plan is None else split_feeds(feeds, self.row_plan.most)
+        passes, features = zip(*map(self._pass, parts), strict=True)
+        logits = passes[0] if len(passes) == 1 else torch.cat(passes)
+        self.features = {
+            layer: torch.cat([each[layer] for each in features]) for layer in self.feature_layers
+        }
         return cast(Logits, logits) if self.has_device_logits else logits.cpu().numpy()
 
-    def _pass(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        """Returns float32 logits of one packed pass, whose rows are padded to a count of the row plan."""
+    def _pass(self, feeds: Sequence[Feed]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Returns float32 logits of one packed pass, whose rows are padded to a count of the row plan, and its
+        features."""
         token_ids: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
@@ -320,7 +334,8 @@ class TransformersBackend(TargetBackend):
         selected = None if is_every_row else self._tensor(rows)
         logits = self.decoder(self._tensor(token_ids), self._tensor(positions), selected, plan)
         self.rules_seen = plan.rules_seen
-        return logits[:num_rows].float()
+        features = {layer: plan.features[layer][: plan.num_rows] for layer in self.feature_layers}
+        return logits[:num_rows].float(), features
 
     def _num_padding(self, num_rows: int) -> int:
         if self.row_plan is not None and num_rows:
@@ -340,7 +355,14 @@ class TransformersBackend(TargetBackend):
             start += num_fed
         write = writes[0] if len(writes) == 1 else [slot for slots in writes for slot in slots]
         attention = self.planner.plan(sequences)
-        return ForwardPlan(self._key_pools, self._value_pools, self._slots(write), attention, num_rows)
+        return ForwardPlan(
+            self._key_pools,
+            self._value_pools,
+            self._slots(write),
+            attention,
+            num_rows,
+            feature_layers=self.feature_layers,
+        )
 
     def _slots(self, slots: Iterable[int]) -> slice | torch.Tensor:
         if isinstance(slots, range):

@@ -273,6 +273,8 @@ class Engine:
             )
         try:
             logits = self.backend.forward(items)
+            if self.drafter is not None:
+                self.drafter.note_features(batch.works, [share.num_tokens for share in plan.shares])
             if self._min_forward_s:
                 self.clock.sleep(self._min_forward_s - (self._now_ns() - start_ns) / 1e9)
             batch.forward_end_ns = self._now_ns()

@@ -23,7 +23,6 @@ from outrider.common.process.extras import MissingExtraError, needs_extra
 from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
-    from outrider.cloud_verifier.backends.base import TargetBackend
     from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
     from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
     from outrider.cloud_verifier.server.entrance import Entrance
@@ -160,32 +159,45 @@ def check_directories(config: ServeConfig) -> None:
         raise UsageError(f"--draft {config.draft_dir}: there is no such directory: {hint}")
 
 
-def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDrafter | None:
-    """Returns the draft of `--draft`, None where it is off or the default one cannot be loaded (no
-    onnxruntime, say).
+def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocatedDrafter | None:
+    """Returns what drafts for co-located generation: the draft of `--draft`, unless it is off or the default one cannot
+    be loaded (no onnxruntime, say), the heads of `--heads`, lookahead. None where there is nothing.
 
-    Raises `ModelError` for one named by the user that cannot be loaded, `IncompatibleError` for another
-    tokenizer.
+    Raises `ModelError` for what the user named and cannot be loaded, `IncompatibleError` for a draft with another
+    tokenizer and heads of another target.
     """
-    if config.draft_dir is None:
+    if config.draft_dir is None and not config.heads and not config.lookahead:
         return None
-    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, load_draft
+    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, DraftSource, load_draft
 
-    try:
-        draft = load_draft(
-            config.draft_strategy,
-            config.draft_dir,
-            backend.tokenizer_fingerprint,
-            num_threads=config.draft_threads,
-            is_deferred=not config.draft and config.draft_strategy == "onnx",  # the embedded one
-        )
-    except (ModelError, MissingExtraError) as error:
-        if config.draft:
-            raise
-        log.warning("no co-located speculation: %s", error)
+    sources: list[DraftSource] = []
+    if config.heads:
+        from outrider.cloud_verifier.heads.loading import load_heads
+
+        sources += load_heads([Path(each) for each in config.heads], backend)
+    if config.lookahead:
+        from outrider.cloud_verifier.heads.lookahead import Lookahead
+
+        sources.append(Lookahead(backend))
+    draft = None
+    if config.draft_dir is not None:
+        try:
+            draft = load_draft(
+                config.draft_strategy,
+                config.draft_dir,
+                backend.tokenizer_fingerprint,
+                num_threads=config.draft_threads,
+                is_deferred=not config.draft and config.draft_strategy == "onnx",  # the embedded one
+            )
+        except (ModelError, MissingExtraError) as error:
+            if config.draft:
+                raise
+            log.warning("no co-located draft: %s", error)
+    if draft is None and not sources:
         return None
-    max_kv_bytes = parse_size(config.draft_kv_memory, "--draft-kv-memory")
-    return CoLocatedDrafter(draft, max_kv_bytes=max_kv_bytes)
+    return CoLocatedDrafter(
+        draft, sources, max_kv_bytes=parse_size(config.draft_kv_memory, "--draft-kv-memory")
+    )
 
 
 if __name__ == "__main__":
