@@ -96,9 +96,8 @@ class ForwardPlan:
     write: slice | torch.Tensor  # slots of the packed tokens
     attention: PagedAttention
     num_rows: int  # rows after these only pad a product: they have no KV and their answers are dropped
-    rules_seen: dict[int, AttentionRule] = field(
-        default_factory=dict
-    )  # of the layers that attended, in order
+    # Of the layers that attended, in order.
+    rules_seen: dict[int, AttentionRule] = field(default_factory=dict)
 
 
 def paged_attention(

@@ -36,22 +36,12 @@ class Tile:
     sequence: PackedSequence
     first: int
     stop: int
+    positions: list[int]  # of each query: of a tree's node that on its path
 
     @property
     def rows(self) -> range:
         """Returns the packed rows of the queries."""
         return self.sequence.rows[self.first : self.stop]
-
-    @property
-    def positions(self) -> list[int]:
-        """Returns the position of each query: of a tree's node that on its path."""
-        sequence = self.sequence
-        num_before = sequence.root - sequence.past  # queries before the tree
-        positions = list(range(sequence.past + self.first, sequence.past + min(self.stop, num_before)))
-        if sequence.tree is not None and self.stop > num_before:
-            depths = sequence.tree.depths[max(0, self.first - num_before) : self.stop - num_before]
-            positions += [sequence.root + depth for depth in depths]
-        return positions
 
     @property
     def paths(self) -> Iterator[tuple[int, int, list[int]]]:
@@ -106,12 +96,14 @@ class PagedPlanner(AttentionPlanner):
         tiles: list[Tile] = []
         num_splits = 1
         for sequence in sequences:
+            positions, own_splits = sequence.positions, _bucket(-(-sequence.length // self._split_tokens))
             for first in range(0, sequence.num_queries, self._tile_queries):
-                tile = Tile(sequence, first, min(first + self._tile_queries, sequence.num_queries))
-                wanted = max(num_splits, _bucket(-(-sequence.length // self._split_tokens)))
+                stop = min(first + self._tile_queries, sequence.num_queries)
+                tile = Tile(sequence, first, stop, positions[first:stop])
+                wanted = max(num_splits, own_splits)
                 if tiles and (tile.rows.stop - tiles[0].rows.start) * wanted > MAX_PARTS:
                     yield tiles
-                    tiles, wanted = [], _bucket(-(-sequence.length // self._split_tokens))
+                    tiles, wanted = [], own_splits
                 tiles.append(tile)
                 num_splits = wanted
         if tiles:

@@ -8,7 +8,7 @@ from typing import SupportsFloat
 import numpy as np
 import torch
 
-from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule
+from outrider.cloud_verifier.backends.attention import AttentionPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
@@ -63,7 +63,7 @@ def _attention_difference(backend: TransformersBackend, other: AttentionPlanner)
         torch.randn(shape, generator=generator).to(device=backend.device, dtype=getattr(torch, facts.dtype))
         for shape in (pool, pool, (facts.num_heads, start, facts.head_dim))
     )
-    for rule in dict.fromkeys(backend.rules_seen.values()) or (AttentionRule(),):
+    for rule in backend.rules:
         found, expected = (
             each.plan(sequences)(query, keys, values, rule).float() for each in (backend.planner, other)
         )

@@ -12,7 +12,7 @@ import torch
 
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, ForwardPlan
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
-from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.cloud_verifier.backends.packing import PackedSequence, row_positions
 from outrider.cloud_verifier.backends.row_plan import MatrixKind, RowPlan, padded_rows
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
@@ -73,10 +73,7 @@ class Feed:
     @property
     def positions(self) -> list[int]:
         """Returns the position of each token: of a node that on its path."""
-        if self.tree is None:
-            return list(range(self.past, self.past + len(self.token_ids)))
-        root = self.past + len(self.token_ids) - len(self.tree)
-        return [*range(self.past, root), *(root + depth for depth in self.tree.depths)]
+        return row_positions(self.past, len(self.token_ids), self.tree)
 
 
 def split_feeds(feeds: Sequence[Feed], most: int) -> Iterator[list[Feed]]:
@@ -150,9 +147,8 @@ class TransformersBackend(TargetBackend):
         # Views of them, per layer: [num_blocks, block_size, kv_heads, head_dim].
         self._key_pools: list[torch.Tensor] = []
         self._value_pools: list[torch.Tensor] = []
-        self.rules_seen: dict[
-            int, AttentionRule
-        ] = {}  # of the layers that attended in the last forward, in order
+        # Of the layers that attended in the last forward, in order.
+        self.rules_seen: dict[int, AttentionRule] = {}
         self.blocks = BlockManager(num_blocks, block_size)
         self.max_context = min(facts.max_context, num_blocks * block_size)
         self.has_trees = True  # trees have the bits of the chains that they stand for, where rows are exact
@@ -183,6 +179,11 @@ class TransformersBackend(TargetBackend):
     def num_kv_tokens(self) -> int:
         """Returns the number of token slots of the whole pool."""
         return self.blocks.num_blocks * self.blocks.block_size
+
+    @property
+    def rules(self) -> list[AttentionRule]:
+        """Returns the different rules by which the layers attended, a plain one before the first forward."""
+        return [*dict.fromkeys(self.rules_seen.values())] or [AttentionRule()]
 
     @property
     def max_tree_nodes(self) -> int:
