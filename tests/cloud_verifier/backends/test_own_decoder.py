@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3 from config.json and safetensors: what transformers computes, without it."""
+"""Llama, Mistral, Qwen2, Qwen3 and Gemma 2 from config.json and safetensors: what transformers computes, without it."""
 
 from __future__ import annotations
 
@@ -35,6 +35,13 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2-untied": {"tie_word_embeddings": False, "num_key_value_heads": 1},
     "qwen3": {},
     "qwen3-window": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
+    "gemma2": {
+        "sliding_window": 9,
+        "head_dim": 48,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 3.0,
+    },
+    "gemma2-no-caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None, "head_dim": 32},
     "qwen3-untied-biases": {"tie_word_embeddings": False, "attention_bias": True, "head_dim": 64},
 }
 
