@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import torch
 from torch.nn.functional import gelu, linear, silu
 
-from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPlan, attend
+from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPlan, attend, write
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
 from outrider.cloud_verifier.backends.row_plan import MatrixKind
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
@@ -242,6 +242,7 @@ class LeanDecoder(Decoder):
     """Implements `Decoder` for the models of `decoder_config`, in any dtype on any device."""
 
     is_of_transformers = False
+    writes_padding = False
 
     def __init__(self, config: DecoderConfig, weights: Weights) -> None:
         """Raises `ModelError` for a tensor that `weights` lacks or that has another shape."""
@@ -314,5 +315,6 @@ class LeanDecoder(Decoder):
         half = rotated.shape[-1] // 2
         rotated = torch.addcmul(rotated * cos, rotated.roll(half, -1), signed_sin).transpose(0, 1)
         value = qkv[:, num_rotated:].transpose(0, 1)
-        out = attend(plan, index, rotated[:num_heads], rotated[num_heads:], value, self._rules[index])
+        write(plan, index, rotated[num_heads:], value)
+        out = attend(plan, index, rotated[:num_heads], self._rules[index])
         return layer.output(out.reshape(num_rows, -1))

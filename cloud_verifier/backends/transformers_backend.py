@@ -106,6 +106,7 @@ class Decoder(Protocol):
     """Computes the model itself: packed tokens in, logits out."""
 
     is_of_transformers: bool  # its code is transformers', not ours
+    writes_padding: bool  # rows that pad a step are a sequence like others, whose KV is in the spare block
 
     def matrix_kinds(self) -> list[MatrixKind]:
         """Returns every kind of matrix whose product a forward takes, each once.
@@ -169,7 +170,8 @@ class TransformersBackend(TargetBackend):
         """Allocates fresh memory for the pool: what was written before is never read again."""
         facts, blocks = self.facts, self.blocks
         assert blocks.num_free == blocks.num_blocks, "the KV of open sequences would be lost"
-        shape = (facts.num_layers, blocks.num_blocks, blocks.block_size, facts.num_kv_heads, facts.head_dim)
+        num_blocks = blocks.num_blocks + 1  # the last is the spare one
+        shape = (facts.num_layers, num_blocks, blocks.block_size, facts.num_kv_heads, facts.head_dim)
         dtype = getattr(torch, facts.dtype)
         self._pools, self._key_pools, self._value_pools = [], [], []  # the old go before the new ones come
         self._pools = [_zeros(shape, dtype, self._device) for _ in range(2)]
@@ -305,7 +307,7 @@ class TransformersBackend(TargetBackend):
         return cast(Logits, logits) if self.has_device_logits else logits.cpu().numpy()
 
     def _pass(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        """Returns float32 logits of one packed pass, whose rows are padded to a count of the row plan."""
+        """Returns float32 logits of one packed pass."""
         token_ids: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
@@ -313,20 +315,32 @@ class TransformersBackend(TargetBackend):
             token_ids.extend(feed.token_ids)
             positions.extend(feed.positions)
             rows.extend(range(len(token_ids) - feed.num_logit_rows, len(token_ids)))
-        num_rows = len(rows)
-        plan = self._plan(feeds, len(token_ids))
-        is_every_row = num_rows == len(token_ids)
-        for padded, padding in ((token_ids, 0), (positions, 0), (rows, rows[-1] if rows else 0)):
-            padded.extend([padding] * self._num_padding(len(padded)))
+        num_rows, num_fed = len(rows), len(token_ids)
+        num_padding, num_scored = self._fit(num_fed) - num_fed, self._fit(num_rows, is_head=True)
+        is_every_row = num_rows == num_fed and num_scored == num_fed + num_padding
+        if num_padding and self.decoder.writes_padding:
+            feeds = [*feeds, self._padding(num_padding)]
+            num_fed += num_padding
+        token_ids.extend([0] * num_padding)
+        positions.extend(range(num_padding))
+        rows.extend([rows[-1] if rows else 0] * (num_scored - num_rows))
+        plan = self._plan(feeds, num_fed)
         selected = None if is_every_row else self._tensor(rows)
         logits = self.decoder(self._tensor(token_ids), self._tensor(positions), selected, plan)
         self.rules_seen = plan.rules_seen
         return logits[:num_rows].float()
 
-    def _num_padding(self, num_rows: int) -> int:
+    def _fit(self, num_rows: int, *, is_head: bool = False) -> int:
+        """Returns the rows with which products of `num_rows` rows are run: here alone a step is padded."""
         if self.row_plan is not None and num_rows:
-            return self.row_plan.fit(num_rows) - num_rows
-        return padded_rows(num_rows) - num_rows if self._device.type == "cpu" else 0
+            return self.row_plan.fit(num_rows)
+        return padded_rows(num_rows) if self._device.type == "cpu" else num_rows
+
+    def _padding(self, num_rows: int) -> Feed:
+        """Returns rows of a sequence whose blocks are all the spare one."""
+        num_blocks = -(-num_rows // self.blocks.block_size)
+        table = BlockTable(block_ids=[self.blocks.num_blocks] * num_blocks, length=num_rows)
+        return Feed(table, 0, [0] * num_rows, 0)
 
     def _plan(self, feeds: Sequence[Feed], num_rows: int) -> ForwardPlan:
         sequences, start = [], 0
@@ -344,7 +358,7 @@ class TransformersBackend(TargetBackend):
         return ForwardPlan(self._key_pools, self._value_pools, self._slots(write), attention, num_rows)
 
     def _slots(self, slots: Iterable[int]) -> slice | torch.Tensor:
-        if isinstance(slots, range):
+        if isinstance(slots, range) and not self.decoder.writes_padding:
             return slice(slots.start, slots.stop)
         return self._tensor(list(slots))
 

@@ -16,13 +16,16 @@ from outrider.cloud_verifier.backends.transformers_backend import PagedSequence,
 
 TEXT = [(37 * i + 11) % 300 for i in range(200)]
 # Queries and lengths that are padded into one call, that attend alone, and that fill their last block.
+DECODERS = {"lean": "lean", "cuda": "cuda"}
 LENGTHS = (1, 3, 8, 9, 17, 31, 33, 70, 16)
 
 
-@pytest.fixture(params=["lean", "generic", "gpt2"], scope="module")
+@pytest.fixture(params=["lean", "cuda", "generic", "gpt2"], scope="module")
 def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
     directory = target_of("gpt2" if request.param == "gpt2" else "qwen3")
-    return load_target(directory, kv_tokens=1024, block_size=8, is_lean=request.param == "lean")
+    return load_target(
+        directory, kv_tokens=1024, block_size=8, decoder=DECODERS.get(request.param, "transformers")
+    )
 
 
 def poison(backend: TransformersBackend, block_ids: Sequence[int]) -> None:
