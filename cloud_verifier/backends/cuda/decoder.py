@@ -7,6 +7,7 @@ computed by `outrider.kernels.plain_layers`, slowly.
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 import torch
@@ -25,6 +26,8 @@ from outrider.cloud_verifier.backends.row_plan import MatrixKind
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.kernels import plain_layers
+
+logger = logging.getLogger(__name__)
 
 
 class LayerKernels(Protocol):
@@ -137,4 +140,11 @@ def _stacked(layer: Layer[torch.Tensor]) -> torch.Tensor | None:
 
 
 def _kernels_for(device: str) -> LayerKernels:
-    return plain_layers
+    if device == "cpu":
+        return plain_layers
+    try:
+        from outrider.kernels import layers
+    except ImportError as error:
+        logger.warning("a layer's kernels are torch's own, which takes longer: Triton is missing (%s)", error)
+        return plain_layers
+    return layers
