@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -80,6 +80,18 @@ class PagedAttention(Protocol):
         """
 
 
+@runtime_checkable
+class FixedAttention(PagedAttention, Protocol):
+    """Declares an attention whose numbers are read on the device: a graph of it is right for other forwards too."""
+
+    @property
+    def fixed(self) -> tuple[int, ...] | None:
+        """Returns what must be equal in those: its grid and its addresses; None where it is not one such."""
+
+    def again(self) -> FixedAttention:
+        """Returns the same for another run of the layers."""
+
+
 class AttentionPlanner(Protocol):
     """Prepares attention over the pool in one way."""
 
@@ -93,9 +105,10 @@ class ForwardPlan:
 
     key_pools: list[torch.Tensor]  # per layer [num_blocks, block_size, kv_heads, head_dim]
     value_pools: list[torch.Tensor]
-    write: slice | torch.Tensor  # slots of the packed tokens
+    write: slice | torch.Tensor  # slots of the packed tokens: a tensor where the decoder writes padding
     attention: PagedAttention
     num_rows: int  # rows after these only pad a product: they have no KV and their answers are dropped
+    is_fixed: bool = False  # its tensors, and those beside it, are where those of other such plans are
     # Of the layers that attended, in order.
     rules_seen: dict[int, AttentionRule] = field(default_factory=dict)
 

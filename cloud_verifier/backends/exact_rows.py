@@ -173,6 +173,7 @@ def _compare(found: Logits, alone: Logits, how: str) -> None:
         )
 
 
+@torch.inference_mode()
 def check_attention(backend: TransformersBackend) -> None:
     """Raises `ModelError` unless a query's attention is the same alone, among all of its sequence, and beside
     others."""

@@ -111,12 +111,16 @@ def _load_decoder(
     import torch
 
     from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
+    from outrider.cloud_verifier.backends.cuda.graphs import CudaCapture
     from outrider.cloud_verifier.backends.lean import LeanDecoder
     from outrider.cloud_verifier.backends.weights import Weights
 
     if name != "transformers" and (config := _own_config(directory, config_json)) is not None:
         with Weights(directory, device, getattr(torch, dtype)) as weights:
-            return config, CudaDecoder(config, weights) if name == "cuda" else LeanDecoder(config, weights)
+            if name == "lean":
+                return config, LeanDecoder(config, weights)
+            capture = None if device == "cpu" else CudaCapture(torch.device(device))
+            return config, CudaDecoder(config, weights, capture=capture)
     from outrider.cloud_verifier.backends.through_transformers import load_through_transformers
 
     return load_through_transformers(directory, config_json, device, dtype)

@@ -12,6 +12,8 @@ import torch
 
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, ForwardPlan
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
+from outrider.cloud_verifier.backends.cuda.graphs import graph_rows
+from outrider.cloud_verifier.backends.cuda.inputs import FixedInputs
 from outrider.cloud_verifier.backends.packing import PackedSequence, row_positions
 from outrider.cloud_verifier.backends.row_plan import MatrixKind, RowPlan, padded_rows
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
@@ -122,7 +124,7 @@ class Decoder(Protocol):
     ) -> torch.Tensor:
         """Returns logits [rows, vocab_size] of the selected rows, all where `rows` is None.
 
-        `token_ids` and `positions` are int64 [num_rows].
+        `token_ids` and `positions` are int64 [num_rows], or int32 where the decoder writes padding.
         """
 
 
@@ -148,6 +150,8 @@ class TransformersBackend(TargetBackend):
         # Views of them, per layer: [num_blocks, block_size, kv_heads, head_dim].
         self._key_pools: list[torch.Tensor] = []
         self._value_pools: list[torch.Tensor] = []
+        # On their way to the device together; None: each on its own.
+        self.inputs = FixedInputs(torch.device(facts.device)) if decoder.writes_padding else None
         # Of the layers that attended in the last forward, in order.
         self.rules_seen: dict[int, AttentionRule] = {}
         self.blocks = BlockManager(num_blocks, block_size)
@@ -324,9 +328,14 @@ class TransformersBackend(TargetBackend):
         token_ids.extend([0] * num_padding)
         positions.extend(range(num_padding))
         rows.extend([rows[-1] if rows else 0] * (num_scored - num_rows))
+        if self.inputs is not None:
+            self.inputs.start()
+        packed = self._integers(token_ids), self._integers(positions)
         plan = self._plan(feeds, num_fed)
-        selected = None if is_every_row else self._tensor(rows)
-        logits = self.decoder(self._tensor(token_ids), self._tensor(positions), selected, plan)
+        selected = None if is_every_row else self._integers(rows)
+        if self.inputs is not None:
+            self.inputs.send()
+        logits = self.decoder(*packed, selected, plan)
         self.rules_seen = plan.rules_seen
         return logits[:num_rows].float()
 
@@ -334,6 +343,8 @@ class TransformersBackend(TargetBackend):
         """Returns the rows with which products of `num_rows` rows are run: here alone a step is padded."""
         if self.row_plan is not None and num_rows:
             return self.row_plan.fit(num_rows)
+        if self.decoder.writes_padding:
+            return num_rows if is_head else graph_rows(num_rows)
         return padded_rows(num_rows) if self._device.type == "cpu" else num_rows
 
     def _padding(self, num_rows: int) -> Feed:
@@ -354,13 +365,19 @@ class TransformersBackend(TargetBackend):
             )
             start += num_fed
         write = writes[0] if len(writes) == 1 else [slot for slots in writes for slot in slots]
+        slots = self._slots(write)
         attention = self.planner.plan(sequences)
-        return ForwardPlan(self._key_pools, self._value_pools, self._slots(write), attention, num_rows)
+        is_fixed = self.inputs is not None and self.inputs.is_fixed
+        return ForwardPlan(self._key_pools, self._value_pools, slots, attention, num_rows, is_fixed)
 
     def _slots(self, slots: Iterable[int]) -> slice | torch.Tensor:
         if isinstance(slots, range) and not self.decoder.writes_padding:
             return slice(slots.start, slots.stop)
-        return self._tensor(list(slots))
+        return self._integers(list(slots))
+
+    def _integers(self, values: Sequence[int]) -> torch.Tensor:
+        """Returns integers of a step on the device: int64, or int32 once `inputs` are sent."""
+        return self._tensor(values) if self.inputs is None else self.inputs.add(values)
 
     def _tensor(self, values: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

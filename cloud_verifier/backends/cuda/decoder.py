@@ -14,6 +14,7 @@ import torch
 from torch.nn.functional import embedding
 
 from outrider.cloud_verifier.backends.attention import ForwardPlan, attend
+from outrider.cloud_verifier.backends.cuda.graphs import Capture, StepGraphs
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
 from outrider.cloud_verifier.backends.lean import (
     Layer,
@@ -66,9 +67,15 @@ class CudaDecoder(Decoder):
     is_of_transformers = False
     writes_padding = True
 
-    def __init__(self, config: DecoderConfig, weights: Weights, kernels: LayerKernels | None = None) -> None:
-        """`kernels` are Triton's on CUDA and torch's on a CPU where they are None. Raises `ModelError` for a tensor
-        that `weights` lacks or that has another shape."""
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        kernels: LayerKernels | None = None,
+        capture: Capture | None = None,
+    ) -> None:
+        """`kernels` are Triton's on CUDA and torch's on a CPU where they are None; with `capture` steps become graphs.
+        Raises `ModelError` for a tensor that `weights` lacks or that has another shape."""
         reader = LayerReader(config, weights, lambda weight, _: weight, is_packed=False)
         self._kernels = kernels or _kernels_for(weights.device)
         self._config = config
@@ -81,6 +88,7 @@ class CudaDecoder(Decoder):
         scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype)  # rounded, as it was in training
         self._scale = float(scale) if config.is_gemma else None
         self._kinds = list(reader.kinds.values())
+        self._layers_of_step = self.run_layers if capture is None else StepGraphs(self.run_layers, capture)
 
     def use_exact_rows(self) -> None:
         """Changes nothing: no kernel looks at other rows."""
@@ -91,7 +99,7 @@ class CudaDecoder(Decoder):
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
-        states = self.run_layers(token_ids, positions, plan)
+        states = self._layers_of_step(token_ids, positions, plan)
         return capped(
             self._head(states if rows is None else states[rows]), self._config.final_logit_softcapping
         )

@@ -12,7 +12,7 @@ import torch
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import PagedSequence, TransformersBackend
+from outrider.cloud_verifier.backends.transformers_backend import Decoder, PagedSequence, TransformersBackend
 
 TEXT = [(37 * i + 11) % 300 for i in range(200)]
 # Queries and lengths that are padded into one call, that attend alone, and that fill their last block.
@@ -100,8 +100,9 @@ def test_nan_in_one_sequences_rows_stays_in_them(backend: TransformersBackend) -
 class NanAtId:
     """A decoder whose keys and values are NaN at one id."""
 
-    def __init__(self, decoder: object, token_id: int) -> None:
+    def __init__(self, decoder: Decoder, token_id: int) -> None:
         self._decoder, self._token_id = decoder, token_id
+        self.writes_padding = decoder.writes_padding
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: object
