@@ -110,7 +110,7 @@ def add_norm(
 
 def num_warps(size: int) -> int:
     """Returns the warps for a row: at most 16 numbers a thread."""
-    return min(16, max(4, triton.next_power_of_2(size) // 512))
+    return min(16, max(4, int(triton.next_power_of_2(size)) // 512))
 
 
 def rotate(
