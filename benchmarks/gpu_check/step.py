@@ -85,13 +85,14 @@ def _run_decoder(
     floor_ms: float,
     step_ms: dict[tuple[str, int], float],
 ) -> None:
-    counted = open_step(backend, COUNTED_SESSIONS, COUNTED_CONTEXT, counts_rows=False)
+    num_sessions = setting.pick(COUNTED_SESSIONS, 8)
+    counted = open_step(backend, num_sessions, COUNTED_CONTEXT, counts_rows=False)
     for _ in range(setting.pick(2, 0)):
         counted.run()  # what is captured once is not counted
     with CallCounter() as counter:
         counted.run()
     counted.close()
-    what = f"of the dispatcher in a forward, views left out, 64 sessions x 5 rows, {name}"
+    what = f"of the dispatcher in a forward, views left out, {num_sessions} sessions x 5 rows, {name}"
     target = at_most(decoder.max_calls) if decoder.max_calls else None
     report.figure(f"gpu.dispatch.{name}", what, counter.num_computing, "calls", target)
     for context in setting.pick(CONTEXTS, (COUNTED_CONTEXT,)):

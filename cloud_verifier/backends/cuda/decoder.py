@@ -88,10 +88,12 @@ class CudaDecoder(Decoder):
         scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype)  # rounded, as it was in training
         self._scale = float(scale) if config.is_gemma else None
         self._kinds = list(reader.kinds.values())
-        self._layers_of_step = self.run_layers if capture is None else StepGraphs(self.run_layers, capture)
+        self._graphs = None if capture is None else StepGraphs(self.run_layers, capture)
 
     def use_exact_rows(self) -> None:
-        """Changes nothing: no kernel looks at other rows."""
+        """Drops what was captured, perhaps with other products: no kernel of ours looks at other rows."""
+        if self._graphs is not None:
+            self._graphs.forget()
 
     def matrix_kinds(self) -> list[MatrixKind]:
         return self._kinds
@@ -99,7 +101,7 @@ class CudaDecoder(Decoder):
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
-        states = self._layers_of_step(token_ids, positions, plan)
+        states = (self._graphs or self.run_layers)(token_ids, positions, plan)
         return capped(
             self._head(states if rows is None else states[rows]), self._config.final_logit_softcapping
         )

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -46,9 +47,8 @@ class StepGraphs:
     def __init__(self, run: RunLayers, capture: Capture) -> None:
         self._run = run
         self._capture: Capture | None = capture
-        self._graphs: dict[
-            tuple[int, ...], Graph | None
-        ] = {}  # last used last; None: of sizes that came once
+        # The last used is the last; None: of sizes that came once.
+        self._graphs: dict[tuple[int, ...], Graph | None] = {}
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
         """Returns what `run` does. The next call may overwrite it."""
@@ -61,25 +61,28 @@ class StepGraphs:
             return graph.replay()
         states = self._run(token_ids, positions, plan)
         if key in self._graphs:
-            graph = self._make(
-                self._capture, key, lambda: self._run(token_ids, positions, _again(plan)), plan
-            )
+            run = partial(self._run_again, token_ids, positions, plan)
+            graph = self._make(self._capture, run, plan)
         self._keep(key, graph)
         return states
 
-    def _make(self, capture: Capture, key: tuple[int, ...], run: Run, plan: ForwardPlan) -> Graph | None:
+    def forget(self) -> None:
+        """Drops all graphs: what they were captured of is computed in another way from now on."""
+        self._graphs.clear()
+
+    def _make(self, capture: Capture, run: Run, plan: ForwardPlan) -> Graph | None:
         """Returns the graph; None, from now on too, where there can be none."""
-        start_s = time.perf_counter()
         try:
-            replay = capture(run)
+            return Graph(capture(run), dict(plan.rules_seen))
         except RuntimeError as error:  # no memory is left, or a library does what cannot be captured
             self._capture = None
-            self._graphs.clear()
+            self.forget()
             logger.warning("steps are not run as CUDA graphs, which takes longer: %s", error)
             return None
-        seconds, num_graphs = time.perf_counter() - start_s, sum(map(bool, self._graphs.values())) + 1
-        logger.info("captured %d rows in %.2f s; %d CUDA graphs", key[0], seconds, num_graphs)
-        return Graph(replay, dict(plan.rules_seen))
+
+    def _run_again(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
+        assert isinstance(plan.attention, FixedAttention)
+        return self._run(token_ids, positions, replace(plan, attention=plan.attention.again(), rules_seen={}))
 
     def _keep(self, key: tuple[int, ...], graph: Graph | None) -> None:
         self._graphs.pop(key, None)
@@ -100,29 +103,26 @@ def _key(token_ids: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan) ->
     return num_rows, *of_attention, *(each.data_ptr() for each in tensors)
 
 
-def _again(plan: ForwardPlan) -> ForwardPlan:
-    """Returns the plan for another run of the same step."""
-    assert isinstance(plan.attention, FixedAttention)
-    return replace(plan, attention=plan.attention.again(), rules_seen={})
-
-
 class CudaCapture:
     """Captures what a device is given to do. All graphs share the memory in which they compute: one runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._pool = torch.cuda.graph_pool_handle()
-        self._num_bytes = 0
+        self._num_graphs = self._num_bytes = 0
 
     def __call__(self, run: Run) -> Run:
         """Returns what replays `run`. Raises RuntimeError where it cannot be captured."""
-        before, graph = torch.cuda.memory_reserved(self._device), torch.cuda.CUDAGraph()
+        start_s, before = time.perf_counter(), torch.cuda.memory_reserved(self._device)
+        graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             # Other threads may use the device meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 out = run()
         self._num_bytes += torch.cuda.memory_reserved(self._device) - before
-        logger.debug("CUDA graphs compute in %d MiB", self._num_bytes // 2**20)
+        self._num_graphs += 1
+        seconds, num_mib = time.perf_counter() - start_s, self._num_bytes // 2**20
+        logger.info("CUDA graph %d in %.2f s; all compute in %d MiB", self._num_graphs, seconds, num_mib)
 
         def replay() -> torch.Tensor:
             graph.replay()

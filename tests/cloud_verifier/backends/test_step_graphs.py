@@ -136,6 +136,14 @@ def test_the_graph_that_was_used_longest_ago_goes_first(
     assert steps.num_replays == 2, "2 was dropped for 3"
 
 
+def test_what_was_captured_of_other_products_is_not_replayed(steps: Steps, through: StepGraphs) -> None:
+    for number in range(3):
+        steps.step(through, [number], 4)
+    through.forget()
+    steps.step(through, [7], 4)
+    assert (steps.num_runs, steps.num_replays) == (3, 1)
+
+
 def test_few_numbers_of_rows_are_run() -> None:
     padded = {graph_rows(num_rows) for num_rows in range(1, 513)}
     assert padded == {8, 16, 32, 64, 128, 256, 512}
