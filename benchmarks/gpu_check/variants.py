@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from outrider.cloud_verifier.backends.loading import make_backend
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
+from outrider.common.errors import ModelError
 
 
 class NotHere(Exception):
@@ -83,27 +85,29 @@ def _make_paged(
 
 
 def _make_transformers(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
-    return make_backend(TransformersDecoder(model), facts, kv_tokens=kv_tokens)
+    return make_backend(TransformersDecoder(model), facts, kv_tokens=kv_tokens, exact_rows="off")
 
 
-def _make_eager(
-    model: Any, facts: TargetFacts, kv_tokens: int, capture: Capture | None = None
+def _make_own(
+    model: Any, facts: TargetFacts, kv_tokens: int, *, has_graphs: bool, exact_rows: str = "off"
 ) -> TransformersBackend:
+    capture: Capture | None = None
+    if has_graphs:
+        capture = RunAgain() if facts.device == "cpu" else CudaCapture(torch.device(facts.device))
     decoder = CudaDecoder(own_config(model), ModelWeights(model), capture=capture)
-    return make_backend(decoder, facts, kv_tokens=kv_tokens)
-
-
-def _make_graphs(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
-    capture: Capture = RunAgain() if facts.device == "cpu" else CudaCapture(torch.device(facts.device))
-    return _make_eager(model, facts, kv_tokens, capture)
+    try:
+        return make_backend(decoder, facts, kv_tokens=kv_tokens, exact_rows=exact_rows)
+    except ModelError as error:
+        raise NotHere(str(error)) from error
 
 
 ATTENTIONS = {"sdpa": Attention(_make_sdpa), "paged": Attention(_make_paged, has_exact_rows=True)}
 PRODUCTS = {"default": Product(), "padded": Product(padded_rows=128, has_exact_rows=True)}
 # What is served first; then what it is compared with.
 DECODERS = {
-    "graphs": Decoder(_make_graphs, max_ratio=1.4),
-    "eager": Decoder(_make_eager, max_calls=400),
+    "graphs": Decoder(partial(_make_own, has_graphs=True), max_ratio=1.4),
+    "eager": Decoder(partial(_make_own, has_graphs=False), max_calls=400),
+    "exact": Decoder(partial(_make_own, has_graphs=True, exact_rows="on")),
     "transformers": Decoder(_make_transformers),
 }
 TEXTS = {"float32": Texts("float32", is_exact=True), "bfloat16": Texts("bfloat16", is_exact=False)}

@@ -87,7 +87,7 @@ class CudaDecoder(Decoder):
         self._embedding, self._head = reader.head()
         scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype)  # rounded, as it was in training
         self._scale = float(scale) if config.is_gemma else None
-        self._kinds = list(reader.kinds.values())
+        self._reader = reader
         self._graphs = None if capture is None else StepGraphs(self.run_layers, capture)
 
     def use_exact_rows(self) -> None:
@@ -96,7 +96,7 @@ class CudaDecoder(Decoder):
             self._graphs.forget()
 
     def matrix_kinds(self) -> list[MatrixKind]:
-        return self._kinds
+        return list(self._reader.kinds.values())
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
