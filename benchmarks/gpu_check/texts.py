@@ -50,7 +50,8 @@ def make_prompts(num_prompts: int) -> list[TokenIds]:
 def load(setting: Setting, dtype: str) -> TransformersBackend:
     """Returns the embedded target; in a rehearsal with its logits as tensors, for the interpreted kernels."""
     kv_tokens = setting.pick(2**17, 4096)
-    backend = load_target(EMBEDDED / "target", device=setting.device, dtype=dtype, kv_tokens=kv_tokens)
+    target = EMBEDDED / "target"
+    backend = load_target(target, device=setting.device, dtype=dtype, kv_tokens=kv_tokens, decoder="cuda")
     if setting.is_rehearsal and dtype == "float32" and importlib.util.find_spec("triton"):
         from outrider.kernels import device
 

@@ -24,6 +24,7 @@ from outrider.cloud_verifier.verification.row_kernels import has_device_kernels
 from outrider.common.errors import ModelError
 
 DTYPES = ("float32", "bfloat16")
+DECODERS = ("auto", "lean", "cuda", "transformers")
 MIN_KV_TOKENS = 256
 DEFAULT_KV_BYTES = 512 * 2**20
 
@@ -37,7 +38,7 @@ def load_target(
     kv_tokens: int | None = None,
     block_size: int = BLOCK_SIZE,
     num_threads: int = 0,
-    is_lean: bool = True,
+    decoder: str = "auto",
     exact_rows: str = "auto",
 ) -> TransformersBackend:
     """Loads a decoder from a local directory (config.json, tokenizer.json, *.safetensors).
@@ -45,8 +46,9 @@ def load_target(
     `device` is "cpu", "cuda" or "cuda:N"; `dtype` "float32", "bfloat16" or "auto" (float32 on a CPU, bfloat16
     on CUDA); `kv_bytes` the size of the KV pool for all sequences, or `kv_tokens` the same in tokens;
     `block_size` the tokens of a block; `num_threads` torch's CPU threads (0 leaves torch's own choice; a setting
-    of the whole process); `is_lean` whether our own decoder (`backends.lean`) is used for the models that it
-    computes; `exact_rows` "auto", "on" or "off" (see `exact_rows.use_exact_rows`).
+    of the whole process); `decoder` is "lean" or "cuda", our own for a CPU and for CUDA, for the models that they
+    compute, or "transformers", which is used for all others too; "auto" is that of the device; `exact_rows` "auto",
+    "on" or "off" (see `exact_rows.use_exact_rows`).
     Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code) or of an
     architecture that the packed forward does not compute, and where `exact_rows` is "on" and rows differ.
     """
@@ -61,9 +63,13 @@ def load_target(
         raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     if num_threads:
         torch.set_num_threads(num_threads)
-    config, decoder = _load_decoder(directory, config_json, device, dtype, is_lean=is_lean)
+    if decoder not in DECODERS:
+        raise ModelError(f"decoder {decoder!r} is not one of {', '.join(DECODERS)}")
+    if decoder == "auto":
+        decoder = "lean" if device == "cpu" else "cuda"
+    config, loaded = _load_decoder(directory, config_json, device, dtype, decoder)
     return make_backend(
-        decoder,
+        loaded,
         _facts(directory, config, device, dtype),
         kv_bytes=kv_bytes,
         kv_tokens=kv_tokens,
@@ -98,17 +104,23 @@ def make_backend(
 
 
 def _load_decoder(
-    directory: Path, config_json: dict[str, Any], device: str, dtype: str, *, is_lean: bool
+    directory: Path, config_json: dict[str, Any], device: str, dtype: str, name: str
 ) -> tuple[Any, Decoder]:
-    """Returns a model's configuration and decoder: our own, or that of transformers for all other models."""
+    """Returns a model's configuration and decoder: that of `name`, or transformers' for models that ours do not
+    compute."""
     import torch
 
+    from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
+    from outrider.cloud_verifier.backends.cuda.graphs import CudaCapture
     from outrider.cloud_verifier.backends.lean import LeanDecoder
     from outrider.cloud_verifier.backends.weights import Weights
 
-    if is_lean and (config := _own_config(directory, config_json)) is not None:
+    if name != "transformers" and (config := _own_config(directory, config_json)) is not None:
         with Weights(directory, device, getattr(torch, dtype)) as weights:
-            return config, LeanDecoder(config, weights)
+            if name == "lean":
+                return config, LeanDecoder(config, weights)
+            capture = None if device == "cpu" else CudaCapture(torch.device(device))
+            return config, CudaDecoder(config, weights, capture=capture)
     from outrider.cloud_verifier.backends.through_transformers import load_through_transformers
 
     return load_through_transformers(directory, config_json, device, dtype)
