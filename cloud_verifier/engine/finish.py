@@ -16,7 +16,7 @@ from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.verification.device_rows import make_device_rows
 from outrider.cloud_verifier.verification.logprobs import logprobs_of
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
-from outrider.cloud_verifier.verification.methods.candidates import choose_here
+from outrider.cloud_verifier.verification.methods.candidates import candidate_indices, choose_here
 from outrider.cloud_verifier.verification.methods.registry import create_method
 from outrider.cloud_verifier.verification.rows import HostRows, KeyedDraws, ProcessedRows, StepRound
 from outrider.common.clock import Clock
@@ -25,6 +25,7 @@ from outrider.common.types import (
     CorrectionKind,
     GeneratedTokens,
     GenerateRequest,
+    Method,
     ModelInfo,
     Opened,
     OpenRequest,
@@ -221,8 +222,8 @@ class RoundFinisher:
 
 
 def _make_step_round(work: Work) -> StepRound:
-    session = work.session
-    sampling = session.opening.sampling
+    session, opening = work.session, work.session.opening
+    sampling = opening.sampling
     needs_ids = not is_plain(sampling)  # a long sequence is not copied for a round that ignores it
     history = session.current_history if needs_ids or sampling.logit_bias else None
     return StepRound(
@@ -234,7 +235,19 @@ def _make_step_round(work: Work) -> StepRound:
         tree=work.tree,
         supports=work.supports,
         history=history,
+        resampling=create_method(opening.method).resampling,
+        candidates=_candidates(work),
+        num_logprobs=opening.num_logprobs,
     )
+
+
+def _candidates(work: Work) -> range:
+    """Returns the indices of the candidates that the round may end with."""
+    opening, request = work.session.opening, work.request
+    first_index = request.candidates_from if isinstance(request, VerifyRequest) else 0
+    if opening.method is not Method.CANDIDATES or not (work.draft_tokens or first_index):
+        return range(0)
+    return candidate_indices(opening.method_params, first_index)
 
 
 def _judge(work: Work, rows: ProcessedRows) -> tuple[Outcome, tuple[TokenLogprobs, ...]]:
@@ -259,7 +272,7 @@ def _judge(work: Work, rows: ProcessedRows) -> tuple[Outcome, tuple[TokenLogprob
         outcome = choose_here(round_input, outcome, opening.sampling.seed)
     if not opening.num_logprobs:
         return outcome, ()
-    return outcome, logprobs_of(rows.raw_logits(), rows, work.draft_tokens, outcome, opening.num_logprobs)
+    return outcome, logprobs_of(rows, work.draft_tokens, outcome, opening.num_logprobs)
 
 
 def _note_for_next_round(

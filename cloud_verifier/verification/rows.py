@@ -7,17 +7,18 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.cloud_verifier.verification.methods.base import NoiseKey, TargetRows, UniformDraws
+from outrider.cloud_verifier.verification.methods.base import NoiseKey, Resampling, TargetRows, UniformDraws
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import ModelError
 from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.sampling.history import History
 from outrider.common.sampling.processors import apply_penalties, is_plain, wire
+from outrider.common.sampling.support import most_probable
 from outrider.common.sampling.truncation import copy
 from outrider.common.tree import Tree
 from outrider.common.types import SamplingParams, Support, TokenIds
@@ -49,6 +50,10 @@ class StepRound:
     supports: Sequence[Support] = ()
     # Gives that of prompt and output, where the session keeps it.
     history: Callable[[], History] | None = None
+    # What may be asked for besides the above: a GPU computes it beforehand.
+    resampling: Resampling = Resampling.NONE
+    candidates: range = range(0)  # the indices of the samples that `Resampling.CANDIDATES` asks for
+    num_logprobs: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -68,6 +73,14 @@ class StepRound:
         else:
             drafted = tuple(self.draft_token_ids[node] for node in self.tree.children(row - 1))
         return (*drafted, *self.supports[row].token_ids) if row < len(self.supports) else drafted
+
+
+class RawLogprobs(NamedTuple):
+    """Holds a row's log-softmax over the ids that exist at an id and at the most probable ones, descending."""
+
+    logprob: float
+    top_token_ids: TokenIds
+    top_logprobs: tuple[float, ...]
 
 
 class ProcessedRows(TargetRows, abc.ABC):
@@ -105,8 +118,11 @@ class ProcessedRows(TargetRows, abc.ABC):
         """Returns the target's token at a row."""
 
     @abc.abstractmethod
-    def raw_logits(self) -> NDArray[np.float32]:
-        """Returns the logits before processing, on the host: [num_draft_tokens + 1, num_tokens]."""
+    def raw_logprobs(self, row: int, token_id: int, num_top: int) -> RawLogprobs:
+        """Returns the log-probability of an id and of the `num_top` most probable ones, before processing."""
+
+    def wait(self) -> None:  # only what another device computes is waited for
+        """Waits until the rows are computed as far as they are not when they are read."""
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
         if self._is_certain(row):
@@ -174,8 +190,12 @@ class HostRows(ProcessedRows):
         scores: NDArray[np.float32] = penalize(np, self._raw, self._round, self._eos_token_ids)
         return scores
 
-    def raw_logits(self) -> NDArray[np.float32]:
-        return self._raw[:, : self._num_tokens]
+    def raw_logprobs(self, row: int, token_id: int, num_top: int) -> RawLogprobs:
+        logits = self._raw[row, : self._num_tokens]
+        log_total = sum(self._kernels.logsumexp(logits, 1.0, -math.inf))
+        top_ids = most_probable(logits, num_top)
+        top_logprobs = tuple((logits[top_ids].astype(np.float64) - log_total).tolist())
+        return RawLogprobs(float(logits[token_id]) - log_total, tuple(top_ids.tolist()), top_logprobs)
 
     def target_sample(self, row: int) -> int:
         token_id, top, log_sum, _ = self._sampled.get(row) or self._sample_from(row)
