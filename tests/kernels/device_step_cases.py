@@ -33,7 +33,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(device_truncation, "TILE", 256)
 
 
-@pytest.mark.parametrize("vocab_size", [5, 1030, 2500])
+@pytest.mark.parametrize("vocab_size", [5, 600])
 def test_thresholds_keep_what_the_references_keep(vocab_size):
     rng = np.random.default_rng(vocab_size)
     scales = np.array([0.0, 0.1, 1.0, 10.0, 3.0, 3.0, 3.0, 3.0])
@@ -105,24 +105,24 @@ def judge(method, rows, each):
         stop_ids=frozenset(), method_params=PARAMS, tree=each.tree,
     )  # fmt: skip
     outcome = create_method(method).verify(round_input)
-    return outcome, logprobs_of(rows, each.draft_token_ids, outcome, each.num_logprobs or 1)
+    if not each.num_logprobs:
+        return outcome, ()
+    return outcome, logprobs_of(rows, each.draft_token_ids, outcome, each.num_logprobs)
 
 
 CASES = [(method, None) for method in Method] + [(each, FORK) for each in (Method.COUPLED, Method.SPARSE)]
 
 
-@pytest.mark.parametrize(("method", "tree"), CASES)
-def test_a_method_decides_as_over_the_hosts_rows_and_all_it_reads_was_foreseen(method, tree, monkeypatch):
+def test_methods_decide_as_over_the_hosts_rows_and_all_that_they_read_was_foreseen(monkeypatch):
+    """One step with rounds of all of them."""
     monkeypatch.setattr(DeviceRows, "_sample_now", None)
-    rng = np.random.default_rng(len(method))
-    pairs = [random_round(rng, method, tree) for _ in range(4)]
+    rng, cases = np.random.default_rng(0), CASES * 3
+    pairs = [random_round(rng, method, tree) for method, tree in cases]
     logits, rounds = np.concatenate([own for own, _ in pairs]), [each for _, each in pairs]
-    rounds = [replace(each, num_logprobs=each.num_logprobs or 1) for each in rounds]
-    found = make_device_rows(torch.from_numpy(logits), rounds, (0,), NUM_TOKENS)
-    for rows in found:
-        rows.wait()
-        rows._step.penalized = rows._step.raw = None  # nothing is read of the logits any more
-    for (own, _), each, rows in zip(pairs, rounds, found, strict=True):
+    found, lengths = make_device_rows(torch.from_numpy(logits), rounds, (0,), NUM_TOKENS), set()
+    found[0].wait()
+    found[0]._step.penalized = found[0]._step.raw = None  # nothing is read of the logits any more
+    for (method, _), (own, each), rows in zip(cases, pairs, found, strict=True):
         outcome, logprobs = judge(method, rows, each)
         expected, expected_logprobs = judge(method, HostRows(own, each, (0,), NUM_TOKENS), each)
         assert [c.token_id for c in outcome.candidates] == [c.token_id for c in expected.candidates]
@@ -133,8 +133,8 @@ def test_a_method_decides_as_over_the_hosts_rows_and_all_it_reads_was_foreseen(m
             assert mine.top_token_ids == theirs.top_token_ids
             for name in ("raw_logprob", "processed_logprob", "top_logprobs"):
                 assert getattr(mine, name) == pytest.approx(getattr(theirs, name), abs=2e-5), name
-    accepted = {judge(method, *each)[0].accepted_len for each in zip(found, rounds, strict=True)}
-    assert len(accepted) > 1, "the case shows nothing"
+        lengths.add((method, outcome.accepted_len))
+    assert len(lengths) > 1.5 * len(Method), "the rounds are too alike to show anything"
 
 
 def test_a_sample_that_nobody_foresaw_is_drawn_when_it_is_asked_for():
