@@ -1,13 +1,16 @@
-"""Writes what a benchmark measured: a table for a person, `benchmarks/results/NAME.json` for a machine."""
+"""Writes what a benchmark measured: a table for a person, `benchmarks/results/NAME.json` for a machine. Runs the stages
+of benchmarks that have some."""
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -105,6 +108,29 @@ def run_stages(
             record.replace(name, found, about | {"seconds": round(time.monotonic() - begin_s)})
             record.save()
         record.write()
+
+
+def stage_parser(name: str, stages: Iterable[str], description: str | None) -> argparse.ArgumentParser:
+    """Returns the parser of `benchmarks/NAME/run.py`, with `--only` for its stages."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}.run",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--only", default="", metavar="NAME,NAME", help=f"of {', '.join(stages)}")
+    return parser
+
+
+def run_modules(name: str, stages: Collection[str], description: str | None, prefix: str) -> int:
+    """Runs the command of a benchmark each of whose stages is a module of benchmarks/NAME, whose `run()` returns what
+    it found. `prefix` begins the ids of its measures. Returns the exit status."""
+
+    def stage(each: str) -> Iterator[Found]:
+        yield importlib.import_module(f"benchmarks.{name}.{each}").run()
+
+    arguments = stage_parser(name, stages, description).parse_args()
+    run_stages(StageRecord(name, stages), pick_names(arguments.only, stages, prefix), stage)
+    return 0
 
 
 def pick_names(only: str, known: Collection[str], prefix: str = "") -> list[str]:

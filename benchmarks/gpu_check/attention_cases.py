@@ -11,12 +11,14 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from benchmarks.trees.keep import random_tree
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, PagedAttention
 from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.cloud_verifier.backends.paged import PagedPlanner
-from outrider.common.tree import ROOT, Tree
+from outrider.common.tree import Tree
 from outrider.kernels import reference
 from outrider.kernels.paged_attention import KEYS
 
@@ -153,23 +155,15 @@ def _seen(sequence: PackedSequence) -> Iterator[list[int]]:
             yield [*range(sequence.root), *(sequence.root + each for each in sequence.tree.path(node))]
 
 
-def random_tree(chance: random.Random, num_nodes: int) -> Tree:
-    """Returns a tree of long paths with branches, its nodes in any order."""
-    parents = [ROOT]
-    for node in range(1, num_nodes):
-        parents.append(node - 1 if chance.random() < 0.6 else chance.randint(ROOT, node - 1))
-    return Tree(parents)
-
-
 def random_batch(
     sizes: Sizes, dtype: torch.dtype, device: str, seed: int, longest: int = 160, num_parts: int = 4
 ) -> Batch:
     """Returns a batch of chains and trees: 1 to 64 queries a sequence, some of whole texts."""
-    chance, parts = random.Random(seed), list[Part]()
+    chance, shapes, parts = random.Random(seed), np.random.default_rng(seed), list[Part]()
     for number in range(num_parts):
         num_queries = chance.choice((1, 1, 5, 17, 64))
         length = num_queries + chance.choice((0, chance.randrange(longest - 64)))
-        tree = random_tree(chance, chance.randint(1, num_queries)) if chance.random() < 0.5 else None
+        tree = random_tree(shapes, chance.randint(1, num_queries)) if chance.random() < 0.5 else None
         path = tree.path(len(tree) - 1) if tree is not None else ()
         parts.append(Part(make_text(sizes, length, 100 * seed + number), num_queries, length, tree, path))
     return Batch(sizes, parts, dtype, device, order=seed)
@@ -252,7 +246,7 @@ def changed_rows(
     ends = (1, KEYS + 1, split_tokens, split_tokens + 1, 2 * split_tokens - 3, 2 * split_tokens + 9)
     text = make_text(sizes, ends[-1], seed=1)
     comparison = Comparison(planner, sizes, dtype, device, rule, text, ends)
-    longer, tree = 3 * split_tokens + 3, random_tree(random.Random(0), 9)
+    longer, tree = 3 * split_tokens + 3, random_tree(np.random.default_rng(0), 9)
     others = [
         Part(make_text(sizes, longer, seed=2), 2, longer),
         Part(make_text(sizes, KEYS + 20, seed=3), 11, KEYS + 20, tree, tree.path(8)),

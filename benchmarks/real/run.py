@@ -6,12 +6,11 @@ Each stage stands by itself: `--only NAME` runs it again, and what other stages 
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from collections.abc import Iterator
 
 from benchmarks.real.points import BLOCK, PointOptions, parse_numbers
-from benchmarks.results_file import Found, StageRecord, pick_names, run_stages
+from benchmarks.results_file import Found, StageRecord, pick_names, run_stages, stage_parser
 from outrider.experiments.shared.command import run_command
 
 NAME = "real"
@@ -29,12 +28,7 @@ STAGES = {  # stage → its module in this folder
 
 def main() -> int:
     """Runs the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.real.run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--only", default="", metavar="NAME,NAME", help=f"of {', '.join(STAGES)}")
+    parser = stage_parser(NAME, STAGES, __doc__)
     points = "points that policies are judged at"
     parser.add_argument("--points", type=int, default=BLOCK, metavar="N", help=f"{points}: the first N")
     parser.add_argument("--at", default="", metavar="NUMBERS", help="these alone, the others as known before")

@@ -7,12 +7,11 @@ commit and the command that measured it. Findings are written as they come.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from collections.abc import Iterator
 
 from benchmarks.reliability.setup import Settings
-from benchmarks.results_file import Found, StageRecord, pick_names, run_stages
+from benchmarks.results_file import Found, StageRecord, pick_names, run_stages, stage_parser
 from outrider.experiments.shared.command import run_command
 
 NAME = "reliability"
@@ -35,13 +34,8 @@ ONLY_IF_ASKED = ("tests", "tests_load")
 
 def main() -> int:
     """Runs the command."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.reliability.run",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = stage_parser(NAME, STAGES, __doc__)
     parser.add_argument("--long", action="store_true", help="the counts of the figures: hours")
-    parser.add_argument("--only", default="", metavar="NAME,NAME", help=f"of {', '.join(STAGES)}")
     arguments = parser.parse_args()
     settings, record = Settings(arguments.long), StageRecord(NAME, STAGES)
     names = pick_names(arguments.only, STAGES, "rel.")

@@ -48,25 +48,26 @@ def run(settings: Settings) -> Iterator[Found]:
         create_realisation("proxy").open(LinkProfile("soak", rtt_ms=10), verifier.address) as link,
     ):
         daemon = start_server(_serve_command(link.address))
+        servers = {"verifier": verifier, "daemon": daemon}
         clients = _Clients(daemon.address)
         try:
             begin_s, next_report_s = time.monotonic(), warmup_s + 60.0
             next_reset_s = RESET_EVERY_S / 2
             while (now_s := time.monotonic() - begin_s) < seconds:
                 time.sleep(every_s)
-                samples.append((now_s, _sample({"verifier": verifier, "daemon": daemon})))
+                samples.append((now_s, _sample(servers)))
                 if now_s >= next_reset_s:
                     next_reset_s += RESET_EVERY_S
                     link.reset()
                 if now_s >= next_report_s:
                     next_report_s += 60.0
                     settings.say(f"{dict(clients.ended)}; {samples[-1][1]}")
-                    yield _found(settings, samples, warmup_s, clients, link)
+                    yield _found(settings, samples, warmup_s, clients, link, servers)
             clients.stop()
+            settings.say(f"{dict(clients.ended)}; {samples[-1][1]}")
+            yield _found(settings, samples, warmup_s, clients, link, servers)
         finally:
             daemon.stop()
-        settings.say(f"{dict(clients.ended)}; {samples[-1][1]}")
-        yield _found(settings, samples, warmup_s, clients, link)
 
 
 def _serve_command(verifier: str) -> list[str]:
@@ -140,6 +141,15 @@ def _sample(servers: dict[str, VerifierProcess]) -> Sample:
     return found
 
 
+def _thread_names(servers: dict[str, VerifierProcess]) -> dict[str, dict[str, int]]:
+    """Returns how many threads of each name each server has now."""
+    found = {}
+    for name, server in servers.items():
+        tasks = Path(f"/proc/{server.process.pid}/task").iterdir()
+        found[name] = dict(Counter((each / "comm").read_text().strip() for each in tasks))
+    return found
+
+
 def growth_percent(samples: Sequence[tuple[float, Sample]], name: str) -> float:
     """Returns the growth an hour, in percent."""
     third = max(1, len(samples) // 3)
@@ -159,6 +169,7 @@ def _found(
     warmup_s: float,
     clients: _Clients,
     link: OpenLink,
+    servers: dict[str, VerifierProcess],
 ) -> Found:
     counted = [(at_s, each) for at_s, each in samples if at_s >= warmup_s]
     growth = {name: round(growth_percent(counted, name), 2) for name in counted[0][1]}
@@ -172,5 +183,5 @@ def _found(
         if settings.is_long
         else Measure("rel.soak", f"{text}; too short to judge", growth[worst], "%")
     )
-    ended = {"ended": dict(clients.ended), "errors": clients.errors}
+    ended = {"ended": dict(clients.ended), "errors": clients.errors, "threads": _thread_names(servers)}
     return [measure], {"growth": growth, **ended, "link": link.facts(), "samples": samples}

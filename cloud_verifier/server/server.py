@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import logging
 import signal
@@ -28,6 +27,7 @@ from outrider.cloud_verifier.server.entrance import Entrance
 from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.cloud_verifier.server.supervision import Supervision
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
+from outrider.common.process.memory import give_back
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.rpc.probe_port import ProbePort
@@ -238,10 +238,4 @@ async def _on_a_thread(load: Callable[[], VerifierServer]) -> VerifierServer:
         gc.enable()
         gc.collect()
         gc.freeze()
-        _trim_memory()
-
-
-def _trim_memory() -> None:
-    """Gives what loading has freed back to the operating system, where the C library can."""
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).malloc_trim(0)
+        give_back()

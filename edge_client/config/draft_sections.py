@@ -103,9 +103,8 @@ class TreeConfig:
         None,
         "draft trees, several continuations that share their beginnings, in place of one chain: never (off), of N "
         "tokens each round (N), or where that is expected to be faster, as large as pays (auto). None is auto where "
-        "the draft length is free too, else off. Goes with --mode "
-        "speculative or auto, N with co-located too, and with --method coupled, sparse or "
-        "typical; auto not with typical",
+        "the draft length is free too, else off. Goes with --mode speculative or auto, N with co-located too, and "
+        "with --method coupled, sparse or typical; auto not with typical",
         metavar="auto|off|N",
         minimum=1,
         maximum=MAX_NODES,

@@ -66,8 +66,9 @@ class ControllerSettings:
     # (`make bench-trees`).
     second_choice_share: float = 0.6  # of tokens that are not the first choice
     later_choice_share: float = 0.4  # of those that are none of the choices before
-    # By which a tree is expected to be faster than chains, one at a time or pipelined. At a round trip of 10 ms trees
-    # gain 5 % at most, which is within what they were misjudged by; from 50 ms on they gain 20 %.
+    # By which a tree is expected to be faster than chains, one at a time or pipelined. Chosen of .03, .05 and .1 in
+    # virtual time, with seven drafts of three targets (docs/controller.md); judged in real processes
+    # (`make bench-trees ARGS="--only defaults"`, docs/trees.md).
     min_tree_gain_share: float = 0.1
     # Drafting a tree, until one was drafted: as long as so many tokens of a chain, and for each node a share of one.
     tree_base_tokens: float = 8.0

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from outrider.common.config.loader import Loaded, with_values
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
+from outrider.common.process.memory import use_few_heaps
 from outrider.edge_client.config.flags import add_config, load_run_config
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import OnTimeout
@@ -55,6 +56,7 @@ def main(namespace: argparse.Namespace) -> int:
     loaded = load_daemon_config(namespace)
     _set_up_logs(loaded)
     _require_packages()
+    use_few_heaps()
     from prometheus_client import disable_created_metrics
 
     from outrider.common.process.tracing import exporting_spans

@@ -109,7 +109,7 @@ class Recorder:
                 alpha_mean=metrics.alpha_mean,
                 bytes_up=answer.bytes_up,
                 bytes_down=answer.bytes_down,
-                confidences=_confidences(draft) if is_judged else (),
+                confidences=_confidences(draft, judged_path) if is_judged else (),
                 window=round_.window,
                 pipelined_hit=True if round_.is_ahead else None,
                 is_guess_hit=round_.is_branch_hit,
@@ -228,9 +228,9 @@ class Recorder:
         stats.num_reconnects, stats.num_refusals = verifier.num_reconnects, verifier.num_refusals
 
 
-def _confidences(draft: Draft) -> tuple[float, ...]:
-    """Returns those of a chain's tokens, or of a tree's likeliest path."""
-    return draft.confidences[: len(main_path(draft.token_ids, draft.parents))]
+def _confidences(draft: Draft, path: tuple[int, int] | None) -> tuple[float, ...]:
+    """Returns those of a chain's tokens, or of a tree's likeliest path, of which `path` says the length."""
+    return draft.confidences if path is None else draft.confidences[: path[1]]
 
 
 def _judged_tree(draft: Draft, verdict: Verdict) -> JudgedTree | None:
@@ -247,5 +247,4 @@ def _judged_path(draft: Draft, verdict: Verdict) -> tuple[int, int] | None:
     if not draft.parents:
         return None
     length = len(main_path(draft.token_ids, draft.parents))
-    nodes = verdict.accepted_nodes or range(verdict.accepted_len)  # without branches it was sent as a chain
-    return common_prefix(nodes, range(length)), length
+    return common_prefix(verdict.accepted_indices, range(length)), length

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 
 from outrider.common.noise.philox import Purpose, first_word
 from outrider.common.sampling.support import sample_support, support_prob
-from outrider.common.tree import ROOT
 from outrider.common.types import SamplingParams, Support, TokenIds
 from outrider.edge_client.drafting.draw_chances import DrawChances, without
-from outrider.edge_client.drafting.trees import Expander, TreeBudget, TreeDraft
+from outrider.edge_client.drafting.trees import Expander, TreeBudget, TreeDraft, depth_first
 
 Draw = Callable[[Support, int], int]
 """Takes what is left of a support and how many children the tree has, and returns the id of its next child."""
@@ -141,21 +140,12 @@ class DrawnTreeBuilder:
         return num_tokens * costs.node_s / (costs.round_s + len(self._nodes) * costs.node_s)
 
     def _draft(self) -> TreeDraft:
-        nodes: list[_Node] = []
-        parents: list[int] = []
+        nodes, parents = depth_first(self._root, lambda node: node.children)
         supports: list[Support] = []
-        waiting = [(self._root, ROOT)]
-        while waiting:
-            node, parent = waiting.pop()
-            index = ROOT
-            if node is not self._root:
-                index = len(nodes)
-                nodes.append(node)
-                parents.append(parent)
+        for node in (self._root, *nodes):
             if node.children:
                 assert node.support is not None, "children are drawn from a support"
                 supports.append(node.support)
-            waiting += [(child, index) for child in reversed(node.children)]
         return TreeDraft(
             token_ids=tuple(node.path[-1] for node in nodes),
             draft_probs=(),

@@ -111,8 +111,7 @@ class PromptLookupExpander:
         return [self._continuations(path) for path in paths]
 
     def _continuations(self, path: TokenIds) -> Continuations:
-        length, found = self._index.followers(path, _MAX_OCCURRENCES)
-        counts = Counter(found).most_common(MAX_CONTINUATIONS)  # in order of appearance where they are equal
+        length, counts = _counted_followers(self._index, path)
         gaps = tuple(math.log(counts[0][1] / count) for _, count in counts)
         return Continuations(tuple(token_id for token_id, _ in counts), gaps, f"lookup-{length}")
 
@@ -130,9 +129,16 @@ class PromptLookupSupports:
         return [self._support(path) for path in paths]
 
     def _support(self, path: TokenIds) -> Support | None:
-        _, found = self._index.followers(path, _MAX_OCCURRENCES)
-        counts = Counter(found).most_common(MAX_CONTINUATIONS)
+        _, counts = _counted_followers(self._index, path)
         return Support(*map(tuple, zip(*counts, strict=True))) if counts else None
+
+
+def _counted_followers(index: NgramIndex, path: TokenIds) -> tuple[int, list[tuple[int, int]]]:
+    """Returns the length of the longest run that occurred before, and the tokens that followed it with their counts,
+    the most frequent first."""
+    length, found = index.followers(path, _MAX_OCCURRENCES)
+    counts = Counter(found).most_common(MAX_CONTINUATIONS)  # in order of appearance where they are equal
+    return length, counts
 
 
 class PromptLookupSequence:

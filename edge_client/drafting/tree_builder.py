@@ -9,11 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.common.tree import ROOT, Tree
+from outrider.common.tree import Tree
 from outrider.common.types import Signals, TokenIds
 from outrider.edge_client.drafting.base import NodeRule, Stop
 from outrider.edge_client.drafting.node_values import NodeValues
-from outrider.edge_client.drafting.trees import Continuations, Expander, Ranks, TreeBudget, TreeDraft
+from outrider.edge_client.drafting.trees import (
+    Continuations,
+    Expander,
+    Ranks,
+    TreeBudget,
+    TreeDraft,
+    depth_first,
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -155,17 +162,7 @@ class TreeBuilder:
     def _draft(self, root: _Node) -> TreeDraft:
         least = self._least_value()
         kept = {id(node) for number, node in enumerate(self._best) if number == 0 or node.value >= least}
-        nodes: list[_Node] = []
-        parents: list[int] = []
-        waiting = [(root, ROOT)]
-        while waiting:
-            node, parent = waiting.pop()
-            index = ROOT
-            if node is not root:
-                index = len(nodes)
-                nodes.append(node)
-                parents.append(parent)
-            waiting += [(child, index) for child in reversed(node.children) if id(child) in kept]
+        nodes, parents = depth_first(root, lambda node: [each for each in node.children if id(each) in kept])
         main_end = nodes[len(Tree(parents).runs[0]) - 1] if nodes else root
         return TreeDraft(
             token_ids=tuple(node.path[-1] for node in nodes),

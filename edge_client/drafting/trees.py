@@ -1,4 +1,5 @@
-"""Defines what a drafted tree is made of: its budget, the continuations that sources tell, and the result.
+"""Defines what a drafted tree is made of: its budget, the continuations that sources tell, the result, and the
+order of its nodes.
 
 A node is one drafted token, a path the tokens from the committed ones to it. Several nodes may follow the same
 path: the target's own token is then among two or three of them far more often than it is the first.
@@ -6,13 +7,15 @@ path: the target's own token is then among two or three of them far more often t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from outrider.common.tree import ROOT
 from outrider.common.types import Draft, Signals, TokenIds
 
 Told_co = TypeVar("Told_co", covariant=True)
+NodeT = TypeVar("NodeT")
 
 # Bounds of a tree where none are given.
 DEFAULT_NODES = 64
@@ -84,3 +87,16 @@ class Expander(Protocol[Told_co]):
         The first call has the empty path alone; each later path is one that was expanded before, with one of its
         continuations, or with one that another source told.
         """
+
+
+def depth_first(root: NodeT, children: Callable[[NodeT], Sequence[NodeT]]) -> tuple[list[NodeT], list[int]]:
+    """Returns the nodes below `root`, depth-first with the first child first, and the index of each one's parent, as
+    `outrider.common.tree` has them."""
+    nodes, parents = list[NodeT](), list[int]()
+    waiting = [(child, ROOT) for child in reversed(children(root))]
+    while waiting:
+        node, parent = waiting.pop()
+        waiting += [(child, len(nodes)) for child in reversed(children(node))]
+        nodes.append(node)
+        parents.append(parent)
+    return nodes, parents

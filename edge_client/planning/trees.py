@@ -63,11 +63,15 @@ def tree_round_s(
 ) -> float:
     """Returns how long a round takes whose draft is a tree."""
     costs = tree_costs(models, link, draft_line)
-    linear_s = models.verify_fixed_s + num_nodes * SETTINGS.tree_row_ratio * models.verify_token_s
-    return costs.round_s + num_nodes * costs.node_s + tree_verify_s(num_nodes, models) - linear_s
+    more_s = tree_verify_s(num_nodes, models) - _linear_verify_s(num_nodes, models)
+    return costs.round_s + num_nodes * costs.node_s + more_s
 
 
 def tree_verify_s(num_nodes: int, models: ModelCosts) -> float:
     """Returns the time of verifying a tree: its rows may be bound by compute."""
-    linear_s = models.verify_fixed_s + num_nodes * SETTINGS.tree_row_ratio * models.verify_token_s
-    return max(linear_s, (num_nodes + 1) * models.verify_row_s)
+    return max(_linear_verify_s(num_nodes, models), (num_nodes + 1) * models.verify_row_s)
+
+
+def _linear_verify_s(num_nodes: int, models: ModelCosts) -> float:
+    """Returns the time of verifying a tree whose rows are not bound by compute, which `tree_costs` assumes."""
+    return models.verify_fixed_s + num_nodes * SETTINGS.tree_row_ratio * models.verify_token_s

@@ -96,9 +96,7 @@ class Edge:
             SETTINGS.branch_prior_hit_share if config.pipelining.guesses == "auto" else 0.0
         )
         window = make_window(config, conditions)
-        is_observed = (
-            config.depth_policy == "optimal" or window.policy is not None or tree_use(config) == "auto"
-        )
+        is_observed = config.depth_policy == "optimal" or window.policy is not None or options.adapts_trees
         session = EdgeSession(
             prompt_ids,
             options,

@@ -124,9 +124,9 @@ def verifier_times(found: Sequence[Rounds], trees: Sequence[Rounds] = ()) -> Ver
     answer_ms = _mean(r.verifier_ms - r.queue_ms - r.forward_ms for r in single)
     node_ms = 0.0
     if trees:
-        num_nodes = [each.num_draft_tokens for rounds in trees for each in rounds.records]
-        chain_ms = [step_ms + session_ms + (n + 1) * token_ms + answer_ms for n in num_nodes]
         records = [each for rounds in trees for each in rounds.records]
+        num_nodes = [each.num_draft_tokens for each in records]
+        chain_ms = [step_ms + session_ms + (n + 1) * token_ms + answer_ms for n in num_nodes]
         more_ms = sum(r.verifier_ms - r.queue_ms for r in records) - sum(chain_ms)
         node_ms = round(max(0.0, more_ms / sum(num_nodes)), 4)
     # An idle engine still takes its time from a job's arrival to the forward.

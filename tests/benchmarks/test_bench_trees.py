@@ -6,16 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.edge.self_written import self_written
 from support.edge.tiny_draft import make_tiny_draft
 
 from benchmarks.trees.coverage import MOST_CHILDREN, rejections
 from benchmarks.trees.texts import accepted_nodes, chain, play, tree
 from outrider.common.tree import Tree
-from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget
-from outrider.training.judge.target_text import WrittenText
 
 
 def test_the_accepted_nodes_are_the_longest_path_that_begins_the_text() -> None:
@@ -42,11 +41,8 @@ def test_rejection_sampling_accepts_an_equal_draft_at_once_and_leaves_a_share_th
 def test_a_text_that_the_draft_itself_writes_is_accepted_in_whole_rounds(
     temperature: float, tmp_path: Path
 ) -> None:
-    sampling, prompt = SamplingParams(temperature=temperature, seed=5), (3, 4, 5)
     with OnnxDraftModel.open(make_tiny_draft(tmp_path)) as model:
-        sequence = model.sequence(sampling)
-        sequence.commit(prompt)
-        text = WrittenText(prompt, sequence.propose(21).token_ids, sampling)
+        text = self_written(model, temperature, 21)
         chains = play(model, [text], chain(4))
         values = NodeValues()
         trees = play(model, [text], tree(TreeBudget(4, 4, 1), values), learning=values)

@@ -6,19 +6,19 @@ import itertools
 import math
 import random
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.edge.self_written import self_written
 from support.edge.tiny_draft import make_tiny_draft
 
 from outrider.common.errors import UsageError
-from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.tree_shape import read_tree_shape
 from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS
 from outrider.training import calibrate_tree
 from outrider.training.calibrate_tree import accuracies, best_shape, choices_taken
-from outrider.training.judge.target_text import WrittenText
 
 NONE = MAX_CONTINUATIONS
 
@@ -63,13 +63,10 @@ def test_nodes_that_were_never_right_are_left_out() -> None:
 def test_of_a_text_that_the_draft_itself_writes_every_token_is_its_first_choice(
     temperature: float, tmp_path: Path
 ) -> None:
-    sampling, prompt = SamplingParams(temperature=temperature, seed=5), (3, 4, 5)
     with OnnxDraftModel.open(make_tiny_draft(tmp_path)) as model:
-        sequence = model.sequence(sampling)
-        sequence.commit(prompt)
-        text = WrittenText(prompt, sequence.propose(12).token_ids, sampling)
+        text = self_written(model, temperature, 12)
         assert choices_taken(model, text) == [0] * 12
-        other = WrittenText(prompt, (text.new[0], (text.new[1] + 1) % model.num_tokens), sampling)
+        other = replace(text, new=(text.new[0], (text.new[1] + 1) % model.num_tokens))
         assert choices_taken(model, other)[1] > 0
 
 

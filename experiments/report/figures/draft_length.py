@@ -161,7 +161,8 @@ def _finding_of_trees(shaped: Shape) -> str:
     """Names the best trees and chains, and what cannot be told from them."""
     by_best: dict[str, list[str]] = {}
     for lines in shaped.links:
-        bar = max(_low(line.measured[line.best]) for line in _best_lines(lines))
+        fastest = _best_line(lines)
+        bar = _low(fastest.measured[fastest.best])
         told = [
             f"{'trees' if line.is_tree else 'chains'} of {_lengths(line.reaching(bar))} tokens"
             for line in sorted(lines, key=lambda line: -line.measured[line.best].value)
@@ -176,9 +177,9 @@ def _finding_of_trees(shaped: Shape) -> str:
     return sentence([f"fastest are {'; '.join(f'{what} on {listed(links)}' for what, links in found)}"])
 
 
-def _best_lines(lines: Sequence[Line]) -> list[Line]:
+def _best_line(lines: Sequence[Line]) -> Line:
     """Returns the line that has the fastest length."""
-    return [max(lines, key=lambda line: line.measured[line.best].value)]
+    return max(lines, key=lambda line: line.measured[line.best].value)
 
 
 def _lengths(lengths: Sequence[int]) -> str:
@@ -230,7 +231,7 @@ def draw(shaped: Shape, figure: Figure, size: Size) -> None:
     """Draws the shape."""
     axes = figure.add_subplot()
     lengths: set[int] = set()
-    ringed = [line for lines in shaped.links for line in _best_lines(lines)]
+    ringed = [_best_line(lines) for lines in shaped.links]
     for index, line in enumerate(shaped.lines):
         style = series_style(index)
         ns = list(line.measured)

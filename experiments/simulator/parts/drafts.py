@@ -24,6 +24,7 @@ from outrider.experiments.shared.acceptance_traces import (
 )
 from outrider.experiments.simulator.parts import text
 from outrider.experiments.simulator.parts.ranks import (
+    STRIDE,
     DrawnRanks,
     Ranks,
     RecordedRanks,
@@ -32,7 +33,6 @@ from outrider.experiments.simulator.parts.ranks import (
 )
 from outrider.experiments.simulator.parts.times import DraftTimes
 
-_STRIDE = 7919  # to another place of a trace
 NUM_GIVEN_TEXTS, NUM_GIVEN_POSITIONS = 64, 256  # of traces drawn from given acceptance
 
 
@@ -76,7 +76,7 @@ class TracedText:
         assert self._seconds is not None
         found = []
         for number in range(num_drafted):
-            place = index + number if number <= num_right else index + _STRIDE * (number + 1)
+            place = index + number if number <= num_right else index + STRIDE * (number + 1)
             gap, is_second = self._seconds[place % len(self._seconds)]
             is_right = number == num_right and is_second
             at = (position + number) & text.MASK

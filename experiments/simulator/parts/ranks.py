@@ -21,7 +21,7 @@ from outrider.edge_client.drafting.node_values import DRAFT_PRIOR
 from outrider.edge_client.drafting.trees import DRAFT_SOURCE, MAX_CONTINUATIONS, Continuations
 from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, NO_RANK, TextTrace
 
-_STRIDE = 7919  # to another place of a trace
+STRIDE = 7919  # to another place of a trace
 _MIN_ALPHA = 0.01  # of a draft that is never right
 
 Gaps = tuple[float, ...]
@@ -52,7 +52,7 @@ class RecordedRanks:
         return self._ranks[place], self._gaps[place]
 
     def beside(self, index: int, path: TokenIds) -> Gaps:
-        return self._gaps[(index + _STRIDE * (1 + sum(path))) % len(self._gaps)]
+        return self._gaps[(index + STRIDE * (1 + sum(path))) % len(self._gaps)]
 
 
 class DrawnRanks:

@@ -156,8 +156,8 @@ def write_summary(folder: Path, sweep: Sweep) -> None:
 
 
 _FACTS = (
-    *("id", "link", "rtt_ms", "realisation", "mode", "depth_policy", "num_speculative_tokens", "tree"),
-    *("method",),
+    *("id", "link", "rtt_ms", "realisation", "mode"),
+    *("depth_policy", "num_speculative_tokens", "tree", "method"),
     *("tls", "temperature", "num_sessions", "min_forward_ms", "min_draft_ms", "variant", "baseline", "twin"),
     *("is_synthetic", "num_requests", "num_errors", "num_different_texts", "share_equal", "labels"),
 )

@@ -76,6 +76,7 @@ def test_a_stop_gate_ends_drafts_and_the_text_is_the_same() -> None:
     assert session.result.token_ids == NEW[:12]
     # Tokens 5 and 10 of the text are in doubt; the prompt has two, the opening brought a third.
     assert rounds(verifier) == [((), (11, 12)), ((), (14, 15, 16, 17)), ((), (19, 20))]
+    assert [len(each.confidences) for each in session.result.stats.rounds] == [2, 4, 2]
     assert all(origin.is_verified for origin in session.result.origins)
     stats = session.result.stats.summary(session.result.origins)
     assert stats["num_escalations"] == 1 and stats["num_gate_tokens"] == stats["num_kept_blocks"] == 0
