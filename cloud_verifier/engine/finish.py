@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-
-import numpy as np
+from typing import Protocol
 
 from outrider.cloud_verifier.backends.base import Logits
 from outrider.cloud_verifier.engine.backlog import Backlog
@@ -13,7 +12,7 @@ from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
-from outrider.cloud_verifier.verification.device_rows import make_device_rows
+from outrider.cloud_verifier.verification.device_rows import is_on_device, make_device_rows
 from outrider.cloud_verifier.verification.logprobs import logprobs_of
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
 from outrider.cloud_verifier.verification.methods.candidates import candidate_indices, choose_here
@@ -47,13 +46,36 @@ def make_rows(
     logits: Logits, rounds: Sequence[StepRound], eos_token_ids: TokenIds, num_tokens: int
 ) -> Sequence[ProcessedRows]:
     """Returns the rows of each round, in the order of its logits, computed where the logits are."""
-    if not isinstance(logits, np.ndarray):
+    if is_on_device(logits):
         return make_device_rows(logits, rounds, eos_token_ids, num_tokens)
     ends = accumulate(each.num_rows for each in rounds)
     return [
         HostRows(logits[end - each.num_rows : end], each, eos_token_ids, num_tokens)
         for each, end in zip(rounds, ends, strict=True)
     ]
+
+
+class Awaited(Protocol):
+    """Is what a GPU computes."""
+
+    @property
+    def is_computed(self) -> bool:
+        """Returns whether it is."""
+
+    def wait(self) -> None:
+        """Returns once it is computed. Raises what went wrong with it."""
+
+
+def awaited(logits: Logits, rows: Sequence[ProcessedRows | Exception]) -> Sequence[Awaited]:
+    """Returns what of a step's `logits` and `rows` must be waited for; nothing where both are computed here."""
+    on_device: list[Awaited] = [
+        each for each in rows if not isinstance(each, Exception) and each.is_on_device
+    ]
+    if on_device or not is_on_device(logits):
+        return on_device
+    from outrider.cloud_verifier.verification.staging import Download
+
+    return [Download([logits[:0]])]  # a step of chunks of prompts alone
 
 
 class RoundFinisher:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     import torch
 
     from outrider.cloud_verifier.verification.device_step import DeviceStep
+
+
+def is_on_device(logits: object) -> TypeGuard[torch.Tensor]:
+    """Returns whether logits are where a GPU computed them, and not an array on the host."""
+    return hasattr(logits, "data_ptr")
 
 
 def make_device_rows(
@@ -69,10 +74,16 @@ def _penalize(
 class DeviceRows(ProcessedRows):
     """Holds one round's rows of a step, made by `make_device_rows`."""
 
+    is_on_device = True
+
     def __init__(self, step_round: StepRound, step: DeviceStep, number: int, first: int) -> None:
         """Takes the round's number in its step, and that of its first row."""
         super().__init__(step_round)
         self._step, self._number, self._first = step, number, first
+
+    @property
+    def is_computed(self) -> bool:
+        return self._step.is_computed
 
     def wait(self) -> None:
         self._step.wait()

@@ -64,9 +64,14 @@ class DeviceStep:
             tables.append(_logprobs(raw[logprob_rows], read[logprob_rows], self._inputs.num_top))
         return tables
 
+    @property
+    def is_computed(self) -> bool:
+        """Returns whether the results are on the host."""
+        return self._download.is_computed
+
     def wait(self) -> None:
         """Waits for the results."""
-        assert self._download.arrays
+        self._download.wait()
 
     @cached_property
     def table(self) -> list[list[float]]:

@@ -89,6 +89,8 @@ class ProcessedRows(TargetRows, abc.ABC):
     p of a kept id is exp((logit - top) / temperature - log_sum), `top` the row's largest logit.
     """
 
+    is_on_device = False  # computed there from the beginning on: `wait` before they are read
+
     def __init__(self, step_round: StepRound) -> None:
         self._round, self._sampling = step_round, step_round.sampling
         sampling = step_round.sampling
@@ -121,8 +123,13 @@ class ProcessedRows(TargetRows, abc.ABC):
     def raw_logprobs(self, row: int, token_id: int, num_top: int) -> RawLogprobs:
         """Returns the log-probability of an id and of the `num_top` most probable ones, before processing."""
 
-    def wait(self) -> None:  # only what another device computes is waited for
-        """Waits until the rows are computed as far as they are not when they are read."""
+    @property
+    def is_computed(self) -> bool:
+        """Returns whether nobody has to wait for the rows."""
+        return True
+
+    def wait(self) -> None:  # what is computed when it is read is not waited for
+        """Waits until the rows are computed. Raises what went wrong on the device."""
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
         if self._is_certain(row):

@@ -54,11 +54,20 @@ class Download:
                 self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 self._event.record()
 
-    @cached_property
-    def arrays(self) -> list[NDArray[np.float64]]:
-        """Returns the results; waits for them where they are not there yet."""
+    @property
+    def is_computed(self) -> bool:
+        """Returns whether the results are there."""
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def wait(self) -> None:
+        """Waits until the results are there."""
         if self._event is not None:
             self._event.synchronize()
+
+    @cached_property
+    def arrays(self) -> list[NDArray[np.float64]]:
+        """Returns the results; waits for them."""
+        self.wait()
         values, arrays = self._values.numpy(), list[NDArray[np.float64]]()
         for shape in self._shapes:
             arrays.append(values[: shape.numel()].reshape(shape))

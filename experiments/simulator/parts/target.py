@@ -26,6 +26,8 @@ class KnownRows:
 
     __slots__ = ("_position_of",)
 
+    is_on_device, is_computed = False, True
+
     def __init__(self, step_round: StepRound) -> None:
         self._position_of = step_round.row_position
 
