@@ -250,8 +250,10 @@ class Engine:
         start_s = max(batch.forward_start_ns, self._forward_end_ns) / 1e9
         forward_s = self._scheduler.forward_s(batch.num_tokens, batch.num_attended)
         until_s = start_s + forward_s - self._launch_s
-        while self.clock.now() < until_s and not all(each.is_computed for each in batch.awaited):
-            self.clock.sleep(POLL_S)
+        while (left_s := until_s - self.clock.now()) > 0 and not all(
+            each.is_computed for each in batch.awaited
+        ):
+            self.clock.sleep(min(left_s, POLL_S))
 
     def _fail(self, batch: _Batch) -> None:
         """Ends the sessions of a batch whose forward raised."""
