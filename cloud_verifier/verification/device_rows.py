@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
-from itertools import accumulate
 from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
@@ -20,9 +19,7 @@ from outrider.cloud_verifier.verification.rows import (
     RawLogprobs,
     StepRound,
     check_total,
-    penalize,
 )
-from outrider.common.sampling.processors import is_plain
 from outrider.common.types import TokenIds
 
 if TYPE_CHECKING:
@@ -48,27 +45,8 @@ def make_device_rows(
         return []
     from outrider.cloud_verifier.verification.device_step import DeviceStep
 
-    raw = logits[:, :num_tokens]
-    ends = list(accumulate(each.num_rows for each in rounds))
-    slices = [slice(end - each.num_rows, end) for each, end in zip(rounds, ends, strict=True)]
-    step = DeviceStep(raw, _penalize(raw, rounds, slices, eos_token_ids), rounds)
-    return [
-        DeviceRows(each, step, number, place.start)
-        for number, (each, place) in enumerate(zip(rounds, slices, strict=True))
-    ]
-
-
-def _penalize(
-    raw: torch.Tensor, rounds: Sequence[StepRound], slices: Sequence[slice], eos_token_ids: TokenIds
-) -> torch.Tensor:
-    import torch
-
-    if all(is_plain(each.sampling) and not each.sampling.logit_bias for each in rounds):
-        return raw
-    penalized = raw.clone()
-    for each, place in zip(rounds, slices, strict=True):
-        penalized[place] = penalize(torch, raw[place], each, eos_token_ids)
-    return penalized
+    step = DeviceStep(logits[:, :num_tokens], rounds, eos_token_ids)
+    return [DeviceRows(each, step, number) for number, each in enumerate(rounds)]
 
 
 class DeviceRows(ProcessedRows):
@@ -76,10 +54,10 @@ class DeviceRows(ProcessedRows):
 
     is_on_device = True
 
-    def __init__(self, step_round: StepRound, step: DeviceStep, number: int, first: int) -> None:
-        """Takes the round's number in its step, and that of its first row."""
+    def __init__(self, step_round: StepRound, step: DeviceStep, number: int) -> None:
+        """Takes the round's number in its step."""
         super().__init__(step_round)
-        self._step, self._number, self._first = step, number, first
+        self._step, self._number, self._first = step, number, step.slices[number].start
 
     @property
     def is_computed(self) -> bool:

@@ -7,8 +7,9 @@ that methods may ask for besides (`foreseen`), the logits of ids that are read, 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import accumulate, chain, islice
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,17 @@ from numpy.typing import NDArray
 
 from outrider.cloud_verifier.verification import foreseen
 from outrider.cloud_verifier.verification.foreseen import Foreseen, SampleInputs
-from outrider.cloud_verifier.verification.rows import RawLogprobs, StepRound
+from outrider.cloud_verifier.verification.rows import (
+    PathPenalties,
+    RawLogprobs,
+    StepRound,
+    penalize,
+    penalties_of_round,
+)
 from outrider.cloud_verifier.verification.staging import Download, upload
 from outrider.common.noise.draws import Purpose
-from outrider.common.sampling.processors import wire
+from outrider.common.sampling.penalties import Penalties, wire
+from outrider.common.types import TokenIds
 from outrider.kernels import device
 from outrider.kernels.device_truncation import truncation_thresholds
 
@@ -35,13 +43,29 @@ _LOG_TOTAL, _RAW_LOGITS = range(2)
 class DeviceStep:
     """Holds a step's rows: computed from the beginning on, waited for where they are read first."""
 
-    def __init__(self, raw: torch.Tensor, penalized: torch.Tensor, rounds: Sequence[StepRound]) -> None:
-        """Takes float32 logits [Σ num_rows, num_tokens] before and after penalties."""
-        self.raw, self.penalized = raw, penalized
+    def __init__(self, raw: torch.Tensor, rounds: Sequence[StepRound], eos_token_ids: TokenIds) -> None:
+        """Takes float32 logits [Σ num_rows, num_tokens]."""
+        ends = list(accumulate(each.num_rows for each in rounds))
+        self.slices = [slice(end - each.num_rows, end) for each, end in zip(rounds, ends, strict=True)]
+        self.raw = raw
         self._inputs, self._samples = _StepInputs(rounds, raw.shape[1]), SampleInputs(rounds)
-        arrays = self._inputs.arrays
-        staged = upload((*arrays, *self._samples.arrays), raw.device)
-        self._download = Download(self._compute(staged[: len(arrays)], staged[len(arrays) :]))
+        found = [penalties_of_round(each) for each in rounds]
+        arrays = self._inputs.arrays, self._samples.arrays, _flat(found)
+        staged = iter(upload([array for each in arrays for array in each], raw.device))
+        of_rows, of_samples, of_penalties = (list(islice(staged, len(each))) for each in arrays)
+        self.penalized = self._penalize(rounds, _like(found, of_penalties), eos_token_ids)
+        self._download = Download(self._compute(of_rows, of_samples))
+
+    def _penalize(
+        self, rounds: Sequence[StepRound], found: Sequence[Sequence[PathPenalties]], eos_token_ids: TokenIds
+    ) -> torch.Tensor:
+        if not any(found):
+            return self.raw
+        penalized = self.raw.clone()
+        for each, place, of_round in zip(rounds, self.slices, found, strict=True):
+            if of_round:
+                penalized[place] = penalize(torch, self.raw[place], each, of_round, eos_token_ids)
+        return penalized
 
     def _compute(
         self, staged: Sequence[torch.Tensor], of_samples: Sequence[torch.Tensor]
@@ -158,6 +182,29 @@ def _cuts(rounds: Sequence[StepRound], num_tokens: int) -> tuple[NDArray[Any], .
             cuts.append((top_k, wire(sampling.top_p), math.log(min_p) if min_p > 0 else -math.inf))
     top_ks, top_ps, log_min_ps = np.array(cuts, np.float64).reshape(-1, 3).T
     return np.array(rows, np.int64), top_ks.astype(np.int32), top_ps, log_min_ps
+
+
+def _flat(found: Sequence[Sequence[PathPenalties]]) -> list[NDArray[Any]]:
+    """Returns the arrays of all rounds, one after another."""
+    arrays = list[NDArray[Any]]()
+    for of_path in chain.from_iterable(found):
+        arrays += of_path.penalties
+        if of_path.rows is not None:
+            arrays.append(of_path.rows)
+    return arrays
+
+
+def _like(
+    found: Sequence[Sequence[PathPenalties]], tensors: Iterable[torch.Tensor]
+) -> list[list[PathPenalties]]:
+    """Returns `found` with these in place of its arrays."""
+    rest = iter(tensors)
+
+    def on_device(of_path: PathPenalties) -> PathPenalties:
+        penalties = Penalties(*islice(rest, len(of_path.penalties)))
+        return PathPenalties(penalties, None if of_path.rows is None else next(rest), of_path.num_new)
+
+    return [[on_device(of_path) for of_path in of_round] for of_round in found]
 
 
 def _lists(table: NDArray[np.float64]) -> list[list[float]]:

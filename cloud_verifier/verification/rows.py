@@ -17,7 +17,8 @@ from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import ModelError
 from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.sampling.history import History
-from outrider.common.sampling.processors import apply_penalties, is_plain, wire
+from outrider.common.sampling.penalties import Penalties, wire
+from outrider.common.sampling.processors import apply_penalties, is_plain, penalties_of
 from outrider.common.sampling.support import most_probable
 from outrider.common.sampling.truncation import copy
 from outrider.common.tree import Tree
@@ -194,7 +195,9 @@ class HostRows(ProcessedRows):
     @cached_property
     def _penalized_logits(self) -> NDArray[np.float32]:
         """Computed when its round is finished: the time counts as that of the round's tenant."""
-        scores: NDArray[np.float32] = penalize(np, self._raw, self._round, self._eos_token_ids)
+        scores: NDArray[np.float32] = penalize(
+            np, self._raw, self._round, penalties_of_round(self._round), self._eos_token_ids
+        )
         return scores
 
     def raw_logprobs(self, row: int, token_id: int, num_top: int) -> RawLogprobs:
@@ -275,31 +278,63 @@ class HostRows(ProcessedRows):
         )
 
 
-def penalize(xp: Any, raw: Any, each: StepRound, eos_token_ids: TokenIds) -> Any:
-    """Returns the scores [rows, vocab] of a round's logits after penalties, biases and bad words; a node of a tree
-    is penalised by its own path. They may be `raw` itself. `xp` is numpy or torch."""
+class PathPenalties(NamedTuple):
+    """Holds what changes some rows of a round: of a tree those of one path."""
 
-    def apply(rows: Any, draft_token_ids: TokenIds) -> Any:
+    penalties: Penalties
+    rows: Any = None  # int64, those of the path; None: all
+    num_new: int = 0  # the last ones, which no earlier path had
+
+
+def penalties_of_round(each: StepRound) -> list[PathPenalties]:
+    """Returns what penalties, biases and bad words change, as numpy arrays; a node of a tree is penalised by its own
+    path. There is none where the scores are the logits."""
+    if is_plain(each.sampling) and not each.sampling.logit_bias:
+        return []
+
+    def find(num_rows: int, draft_token_ids: TokenIds) -> Penalties:
+        history = each.history and each.history()
+        return penalties_of(
+            each.sampling, num_rows, each.prompt_ids, each.output_ids, draft_token_ids, history
+        )
+
+    if each.tree is None or is_plain(each.sampling):  # at most biases, which know no path
+        return [PathPenalties(find(each.num_rows, each.draft_token_ids))]
+    found = [PathPenalties(find(1, ()), np.zeros(1, np.int64), 1)]
+    for run in each.tree.runs:
+        path = each.tree.path(run[-1])
+        rows = np.array([0, *(node + 1 for node in path)], np.int64)
+        drafted = tuple(each.draft_token_ids[node] for node in path)
+        found.append(PathPenalties(find(len(rows), drafted), rows, len(run)))
+    return found
+
+
+def penalize(
+    xp: Any, raw: Any, each: StepRound, found: Sequence[PathPenalties], eos_token_ids: TokenIds
+) -> Any:
+    """Returns the scores [rows, vocab] of a round's logits after `found`, `penalties_of_round` in arrays of `xp`, which
+    is numpy or torch. They may be `raw` itself."""
+
+    def apply(rows: Any, of_path: PathPenalties) -> Any:
         return apply_penalties(
             xp,
             rows,
             each.sampling,
             prompt_ids=each.prompt_ids,
             output_ids=each.output_ids,
-            draft_token_ids=draft_token_ids,
+            draft_token_ids=each.draft_token_ids,
             eos_token_ids=eos_token_ids,
-            history=each.history and each.history(),
+            found=of_path.penalties,
         )
 
-    if each.tree is None or is_plain(each.sampling):  # at most biases, which know no path
-        return apply(raw, each.draft_token_ids)
-    scores = copy(xp, raw)
-    scores[:1] = apply(raw[:1], ())
-    for run in each.tree.runs:
-        path = each.tree.path(run[-1])
-        rows = [0, *(node + 1 for node in path)]
-        penalized = apply(raw[rows], tuple(each.draft_token_ids[node] for node in path))
-        scores[run[0] + 1 : run[-1] + 2] = penalized[-len(run) :]
+    if not found:
+        return raw
+    if found[0].rows is None:
+        return apply(raw, found[0])
+    scores, stop = copy(xp, raw), 0
+    for of_path in found:
+        start, stop = stop, stop + of_path.num_new
+        scores[start:stop] = apply(raw[of_path.rows], of_path)[-of_path.num_new :]
     return scores
 
 

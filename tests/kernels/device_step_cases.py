@@ -85,12 +85,16 @@ def random_round(rng, method, tree=None):
         top_p=float(rng.choice([1.0, 0.8])),
         top_k=int(rng.choice([0, 9])),
         seed=int(rng.integers(2**62)),
-        logit_bias=((3, 1.5),) if rng.random() < 0.3 else (),
     )
+    if rng.random() < 0.5:
+        sampling = replace(
+            sampling, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1,
+            logit_bias=((3, 1.5),), bad_words=((4,), (draft[0], 5), (9, draft[0], 6)), min_new_tokens=4,
+        )  # fmt: skip
     has_support = method in (Method.SPARSE, Method.BLOCK)
     candidates = candidate_indices(PARAMS, 0) if method is Method.CANDIDATES else range(0)
     step_round = StepRound(
-        sampling, 17, (), (), draft, tree, of_rows if has_support else (),
+        sampling, 17, (1, 2, draft[-1]), (7, 7, 9), draft, tree, of_rows if has_support else (),
         resampling=create_method(method).resampling, candidates=candidates,
         num_logprobs=int(rng.choice([0, 1, 20])),
     )  # fmt: skip
