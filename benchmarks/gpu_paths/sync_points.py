@@ -83,7 +83,8 @@ def run() -> Found:
         for method in Method
         for name, sampling in SAMPLINGS.items()
     }
-    what = f"copies and waits of a step besides its forward, the most of {len(Method)} methods x {len(SAMPLINGS)} samplings"
+    num_cases = f"{len(Method)} methods x {len(SAMPLINGS)} samplings"
+    what = f"copies and waits of a step besides its forward, the most of {num_cases}"
     most = max(counted.total() for counted in counts.values())
     with reading_a_number():
         planted = count_round(Method.COUPLED, SAMPLED).total()
