@@ -36,6 +36,7 @@ from outrider.common.types import (
     VerifyRequest,
 )
 
+_NO_CANDIDATES = range(0)
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
 
 MakeRows = Callable[[Logits, Sequence[StepRound], TokenIds, int], Sequence[ProcessedRows]]
@@ -258,17 +259,17 @@ def _make_step_round(work: Work) -> StepRound:
         supports=work.supports,
         history=history,
         resampling=create_method(opening.method).resampling,
-        candidates=_candidates(work),
+        candidates=_candidates(work) if opening.method is Method.CANDIDATES else _NO_CANDIDATES,
         num_logprobs=opening.num_logprobs,
     )
 
 
 def _candidates(work: Work) -> range:
-    """Returns the indices of the candidates that the round may end with."""
+    """Returns the indices of the candidates that a round may end with."""
     opening, request = work.session.opening, work.request
     first_index = request.candidates_from if isinstance(request, VerifyRequest) else 0
-    if opening.method is not Method.CANDIDATES or not (work.draft_tokens or first_index):
-        return range(0)
+    if not (work.draft_tokens or first_index):
+        return _NO_CANDIDATES
     return candidate_indices(opening.method_params, first_index)
 
 

@@ -60,30 +60,25 @@ def find_penalties(
 
     `text_end` are the last tokens of the text, as many as the longest bad word has.
     """
-    found = Penalties(bias_ids=history.bias_ids, biases=history.biases)
+    found: dict[str, Any] = {"bias_ids": history.bias_ids, "biases": history.biases}
     if params.repetition_penalty != 1:
-        rows, ids, _ = _drafted_before(num_rows, draft_token_ids, history.seen)
-        found = found._replace(
-            repetition=np.array([params.repetition_penalty], np.float32),
-            seen_ids=history.seen.ids,
-            seen_rows=rows,
-            seen_drafted_ids=ids,
+        found["repetition"] = np.array([params.repetition_penalty], np.float32)
+        found["seen_ids"] = history.seen.ids
+        found["seen_rows"], found["seen_drafted_ids"], _ = _drafted_before(
+            num_rows, draft_token_ids, history.seen
         )
     if params.presence_penalty or params.frequency_penalty:
         output = history.output
         rows, ids, drafted = _drafted_before(num_rows, draft_token_ids)
         committed = np.array([output.amount(token_id) for token_id in ids.tolist()], np.float32)
-        found = found._replace(
-            output_ids=output.ids,
-            output_amounts=output.amounts,
-            output_rows=rows,
-            output_drafted_ids=ids,
-            output_drafted_amounts=committed + drafted,
-        )
+        found["output_ids"], found["output_amounts"] = output.ids, output.amounts
+        found["output_rows"], found["output_drafted_ids"] = rows, ids
+        found["output_drafted_amounts"] = committed + drafted
     if params.bad_words:
-        rows, ids = _banned(num_rows, history.bad_words, text_end, draft_token_ids)
-        found = found._replace(banned_rows=rows, banned_ids=ids)
-    return found
+        found["banned_rows"], found["banned_ids"] = _banned(
+            num_rows, history.bad_words, text_end, draft_token_ids
+        )
+    return Penalties(**found)
 
 
 def _drafted_before(
@@ -104,9 +99,12 @@ def _banned(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Returns (row, id) of the last token of a word wherever the text before it ends with the rest of the word."""
     text = (*text_end, *draft_token_ids)
-    found = [(row, ids) for row in range(num_rows) for ids in bad_words.completing(text, len(text_end) + row)]
-    rows = [np.full(len(ids), row) for row, ids in found]
-    return np.concatenate([_NO_IDS, *rows]), np.concatenate([_NO_IDS, *(ids for _, ids in found)])
+    rows, parts = list[int](), list[NDArray[np.int64]]()
+    for row in range(num_rows):
+        for ids in bad_words.completing(text, len(text_end) + row):
+            rows += [row] * len(ids)
+            parts.append(ids)
+    return np.array(rows, np.int64), np.concatenate(parts) if parts else _NO_IDS
 
 
 def penalize(xp: Any, scores: Any, params: SamplingParams, found: Penalties) -> None:
