@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from benchmarks.gpu_check.stage import NONE, Report, Setting
 from outrider.cloud_verifier.verification.row_kernels import RowKernels, load_row_kernels
 from outrider.experiments.shared.results import at_most
-from outrider.kernels import device
-from outrider.kernels.device_truncation import truncation_thresholds
+from outrider.kernels import device, device_truncation
 
 CUTS = ((0, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.05), (40, 0.95, 0.02))  # top-k, top-p, min-p
 MAX_THRESHOLD_ERROR = 1e-5  # beyond it the two disagree about a score, not about its rounding
@@ -46,6 +45,7 @@ def run(setting: Setting, report: Report) -> None:
     """Compares `kernels.device` with `kernels.host`, then measures it."""
     if setting.is_rehearsal:
         device.SPAN = 2048  # so that small rows have several
+        device_truncation.NUM_PIVOTS = 32  # fewer passes, each of which the interpreter takes long for
     kernels = load_row_kernels()
     report.note(host_kernels=kernels.__name__)  # type: ignore[attr-defined]
     for vocab_size in setting.pick((8192, 128_256, 151_665), (100, 2100)):
@@ -123,7 +123,7 @@ def _thresholds(chunk: Chunk) -> torch.Tensor:
     cut = np.int32(min(top_k, vocab_size - 1)), np.float64(top_p), np.float64(log_min_p)
     rows = np.arange(num_rows if chunk.cut != CUTS[0] else 0)
     columns = (np.full(len(rows), each) for each in cut)
-    return truncation_thresholds(
+    return device_truncation.truncation_thresholds(
         chunk.logits, chunk.temperatures, chunk.on_device(rows), *map(chunk.on_device, columns)
     )
 
@@ -180,6 +180,15 @@ def _measure(setting: Setting, report: Report) -> None:
         target = at_most(3.0) if num_rows == 320 else None
         report.figure(f"gpu.scan.{num_rows}", f"{what} : one read of it", scan_ms / floor_ms, "ratio", target)
         report.figure(f"gpu.scan_sum.{num_rows}", f"{what} : torch.logsumexp", scan_ms / sum_ms, "ratio")
+        found = device.gumbel_argmax(*arguments)
+        ids = np.full((num_rows, device.MAX_CHANGED), device.NO_CHANGE, np.int32)
+        ids[:, :16] = np.arange(16)  # as many as a draft's support has
+        arrays = np.arange(num_rows), ids, np.full(ids.shape, -1.0)
+        rows, changed, weights = (chunk.on_device(each) for each in arrays)
+        changes = device.Changes(rows, found.tops.double(), found.log_sums, changed, weights)
+        residual_ms = setting.device_ms(partial(device.sample, *arguments, changes))
+        what = f"residuals of {num_rows} x {vocab_size:,}, in one launch : scan"
+        report.figure(f"gpu.residual.{num_rows}", what, residual_ms / scan_ms, "ratio")
     chunk = make_chunk(setting.device, vocab_size, setting.pick(320, 2), CUTS[2], 0)
     cut_ms = setting.device_ms(partial(_thresholds, chunk))
     report.figure(
