@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -35,11 +36,13 @@ pytestmark = ON_GPU
 @pytest.fixture(scope="module", autouse=True)
 def _interpreted_in_few_tiles() -> Iterator[None]:
     device = pytest.importorskip("outrider.kernels.device", reason="no Triton")
-    before = device.SPAN, device.TILE_BLOCKS
+    device_truncation = importlib.import_module("outrider.kernels.device_truncation")
+    before = device.SPAN, device.TILE_BLOCKS, device_truncation.NUM_PIVOTS, device_truncation.TILE
     if IS_REHEARSAL:
         device.SPAN, device.TILE_BLOCKS = 8192, 1024
+        device_truncation.NUM_PIVOTS, device_truncation.TILE = 32, 8192
     yield
-    device.SPAN, device.TILE_BLOCKS = before
+    device.SPAN, device.TILE_BLOCKS, device_truncation.NUM_PIVOTS, device_truncation.TILE = before
 
 
 @pytest.fixture(scope="module")

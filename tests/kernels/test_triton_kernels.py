@@ -11,7 +11,14 @@ pytest.importorskip("triton")
 
 
 @pytest.mark.parametrize(
-    "name", ["triton_cases.py", "attention_cases.py", "layer_cases.py", "decoder_cases.py"]
+    "name",
+    [
+        "triton_cases.py",
+        "device_step_cases.py",
+        "attention_cases.py",
+        "layer_cases.py",
+        "decoder_cases.py",
+    ],
 )
 def test_the_interpreted_kernels_pass_their_cases(name):
     cases = Path(__file__).parent / name
@@ -27,22 +34,27 @@ def test_the_interpreted_kernels_pass_their_cases(name):
 COMPILE = """
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from outrider.kernels import device
+from outrider.kernels import device, device_truncation
 
 kinds = {
-    "*fp32": "logits temperatures thresholds tops totals weighted_totals",
-    "*fp64": "known_tops known_log_sums changed_weights bests",
-    "*i32": "changed_ids best_ids", "*i64": "keys", "i32": "row_stride num_tokens",
+    "*fp32": "logits temperatures thresholds tops totals weighted_totals", "*i64": "keys rows",
+    "*fp64": "known_tops known_log_sums changed_weights bests top_ps log_min_ps",
+    "*i32": "changed_ids best_ids top_ks", "i32": "row_stride num_tokens",
 }
 kind_of = {name: kind for kind, names in kinds.items() for name in names.split()}
-for is_residual, capability in ((False, 80), (True, 80), (False, 90), (True, 90)):
-    values = dict(IS_RESIDUAL=is_residual, HAS_NOISE=True, NUM_BLOCKS=device.TILE_BLOCKS, SPAN=device.SPAN)
-    values["NUM_CHANGED"] = device.MAX_CHANGED if is_residual else 1
-    signature = {name: kind_of.get(name, "constexpr") for name in device._search.arg_names}
-    source = ASTSource(fn=device._search, signature=signature, constexprs=values)
-    options = {"enable_fp_fusion": False}
-    compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    print(len(compiled.asm["cubin"]) > 0)
+search = dict(HAS_NOISE=True, NUM_BLOCKS=device.TILE_BLOCKS, SPAN=device.SPAN)
+cut = dict(NUM_PIVOTS=device_truncation.NUM_PIVOTS, TILE=device_truncation.TILE)
+for capability in (80, 90):
+    for fn, values, num_warps in (
+        (device._search, search | dict(IS_RESIDUAL=False, NUM_CHANGED=1), 4),
+        (device._search, search | dict(IS_RESIDUAL=True, NUM_CHANGED=device.MAX_CHANGED), 4),
+        (device_truncation._cut, cut, device_truncation.NUM_WARPS),
+    ):
+        signature = {name: kind_of.get(name, "constexpr") for name in fn.arg_names}
+        source = ASTSource(fn=fn, signature=signature, constexprs=values)
+        options = {"enable_fp_fusion": False, "num_warps": num_warps}
+        compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        print(len(compiled.asm["cubin"]) > 0)
 """
 
 
@@ -54,7 +66,7 @@ def run_without_a_gpu(code, tmp_path):
 
 def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path):
     run = run_without_a_gpu(COMPILE, tmp_path)
-    assert run.stdout == "True\n" * 4, run.stderr
+    assert run.stdout == "True\n" * 6, run.stderr
 
 
 COMPILE_ATTENTION = """
