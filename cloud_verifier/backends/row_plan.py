@@ -3,29 +3,22 @@
 A library chooses its kernel by the shape of a product, and kernels differ in the order in which they sum. So a
 token verified among five rows may get other last bits than one decoded alone. `find_row_plan` measures which
 counts give a row the same bits in every matrix of a model; forwards are then padded and split to those counts.
-Nothing here depends on the device. The idea is that of Thinking Machines' "Defeating Nondeterminism in LLM
-Inference" (2025), with measured counts in place of kernels of our own.
+Devices differ in which counts are worth a try and in what they cost (`RowChoices`), in nothing else. The idea is
+that of Thinking Machines' "Defeating Nondeterminism in LLM Inference" (2025), with measured counts first and a
+kernel of our own (`products`) only where no count does.
 """
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 Product = Callable[[torch.Tensor], torch.Tensor]  # [rows, in] → [rows, out]
 
-# Matrix-vector kernels, for one row, sum in another order; a packed product of 4 rows takes less time than one
-# of 1, 2 or 3 (oneDNN on AVX-512, the embedded target's matrices: 3.1, 3.9, 4.5 and 3.6 ms). Each further count
-# takes 0.5 MiB for each kind of matrix, and its share of the start.
-COUNTS = (4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256)
-# Decoding, verifying, several sessions, prefill: a plan's cost is taken at these.
-USUAL_COUNTS = (1, 5, 40, 512)
-PASS_ROWS = 16  # a further pass over the weights costs about as much as this many rows
-MAX_PROBE_S = 4.0  # of products; what is not tried by then is not used
 DISTINCT_OUTPUTS = 256  # rows of a tested weight, which are repeated
 MAX_EXPONENT = 12  # of the tested summands: so far apart that every order of summation rounds differently
 
@@ -56,14 +49,61 @@ class RowPlan:
         """Returns the count with which `num_rows` (at most `most`) are run."""
         return next(count for count in self.counts if count >= num_rows)
 
-    @property
-    def cost(self) -> int:
-        """Returns the rows computed for `USUAL_COUNTS`, a pass counted as `PASS_ROWS`."""
-        return sum(self._cost(num_rows) for num_rows in USUAL_COUNTS)
 
-    def _cost(self, num_rows: int) -> int:
-        num_full, rest = divmod(num_rows, self.most)
-        return num_full * (self.most + PASS_ROWS) + (self.fit(rest) + PASS_ROWS if rest else 0)
+@dataclass(frozen=True, slots=True)
+class RowChoices:
+    """Says which counts are tried on a kind of device, and how the cheapest plan is found."""
+
+    counts: tuple[int, ...]
+    usual: tuple[
+        int, ...
+    ]  # rows of decoding, verifying, several sessions, prefill: a plan's cost is taken at these
+    pass_rows: int  # a further pass over the weights costs about as much as so many rows
+    free_rows: int  # rows that take no longer than the weights take to be read
+    max_probe_s: float  # of products; what is not tried by then is not used
+    has_other_kernels: bool  # norms and activations are kernels chosen by the number of rows, too
+
+    def cost(self, plan: RowPlan) -> int:
+        """Returns the rows computed for the usual ones, a pass counted too."""
+        return sum(self._cost(plan, num_rows) for num_rows in self.usual)
+
+    def _cost(self, plan: RowPlan, num_rows: int) -> int:
+        num_full, rest = divmod(num_rows, plan.most)
+        return num_full * self._cost_of_pass(plan.most) + (self._cost_of_pass(plan.fit(rest)) if rest else 0)
+
+    def _cost_of_pass(self, count: int) -> int:
+        return self.pass_rows + max(self.free_rows, count)
+
+    def cheapest(self, bits: Mapping[int, Hashable]) -> RowPlan | None:
+        """Returns the cheapest plan of counts with equal `bits`, None where no count has any (None)."""
+        groups: defaultdict[Hashable, list[int]] = defaultdict(list)
+        for count in sorted(bits):
+            if bits[count] is not None:
+                groups[bits[count]].append(count)
+        return min((RowPlan(tuple(group)) for group in groups.values()), key=self.cost, default=None)
+
+
+# Matrix-vector kernels, for one row, sum in another order; a packed product of 4 rows takes less time than one
+# of 1, 2 or 3 (oneDNN on AVX-512, the embedded target's matrices: 3.1, 3.9, 4.5 and 3.6 ms). Each further count
+# takes 0.5 MiB for each kind of matrix, and its share of the start.
+ON_CPU = RowChoices(
+    counts=(4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 256),
+    usual=(1, 5, 40, 512),
+    pass_rows=16,
+    free_rows=0,
+    max_probe_s=4.0,
+    has_other_kernels=False,
+)
+# Of bfloat16 products a GPU does 200 to 300 operations in the time in which it reads a byte, two a row: up to about
+# 200 rows cost what one does. So a single count, hence a single algorithm, is nearly free.
+ON_GPU = RowChoices(
+    counts=(8, 16, 32, 64, 128, 256),
+    usual=(1, 5, 16, 40, 80, 128, 512),
+    pass_rows=0,
+    free_rows=200,
+    max_probe_s=60.0,
+    has_other_kernels=True,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,25 +117,20 @@ class MatrixKind:
 
 
 def find_row_plan(
-    kinds: Sequence[MatrixKind], dtype: torch.dtype, device: torch.device, counts: Sequence[int] = COUNTS
+    kinds: Sequence[MatrixKind], dtype: torch.dtype, device: torch.device, choices: RowChoices = ON_CPU
 ) -> RowPlan | None:
-    """Returns the cheapest plan with which every kind of matrix gives a row the same bits, None where no count
-    does."""
-    bits: dict[int, list[bytes | None]] = {count: [] for count in counts}
+    """Returns the cheapest plan with which every kind of matrix gives a row the same bits in every place and beside
+    any others, None where no count does."""
+    bits: dict[int, list[bytes | None]] = {count: [] for count in choices.counts}
     for kind in kinds:
         product = kind.make(cancelling_weight(kind, dtype, device))
-        deadline = time.monotonic() + MAX_PROBE_S / len(kinds)
+        deadline = time.monotonic() + choices.max_probe_s / len(kinds)
         for count in sorted(bits):
             bits[count].append(_row_bits(product, kind.num_inputs, count, dtype, device))
             if time.monotonic() > deadline:
                 bits = {each: bits[each] for each in bits if each <= count}
                 break
-    groups: defaultdict[tuple[bytes | None, ...], list[int]] = defaultdict(list)
-    for count, found in bits.items():
-        if None not in found:
-            groups[tuple(found)].append(count)
-    plans = [RowPlan(tuple(group)) for group in groups.values()]
-    return min(plans, key=lambda plan: plan.cost, default=None)
+    return choices.cheapest({count: None if None in found else tuple(found) for count, found in bits.items()})
 
 
 def cancelling_weight(kind: MatrixKind, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -120,10 +155,13 @@ def _row_bits(
 ) -> bytes | None:
     """Returns the bits of a row of ones among `count` rows, None where its place or neighbours change them."""
     generator = torch.Generator().manual_seed(count)
-    x = torch.randn(count, num_inputs, generator=generator).to(device=device, dtype=dtype)
-    x[::2] = 1.0
-    x[-1] = 1.0
-    out = product(x)
-    rows = torch.cat((out[::2], out[-1:]))
+    found: list[torch.Tensor] = []
+    # In every place, and beside other rows in each turn, of which the second's are the largest.
+    for first, last, scale in ((0, count - 1, 1.0), (1, 0, float(2**MAX_EXPONENT))):
+        x = scale * torch.randn(count, num_inputs, generator=generator)
+        x[first::2] = x[last] = 1.0
+        out = product(x.to(device=device, dtype=dtype))
+        found += [out[first::2], out[last : last + 1]]
+    rows = torch.cat(found)
     # Widening keeps bits apart; numpy has no bfloat16.
     return rows[0].float().cpu().numpy().tobytes() if bool((rows == rows[0]).all()) else None

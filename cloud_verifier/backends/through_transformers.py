@@ -15,6 +15,7 @@ import torch
 
 from outrider.cloud_verifier.backends.architectures import check_supported
 from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, ForwardPlan, register_attention
+from outrider.cloud_verifier.backends.products import Linear
 from outrider.cloud_verifier.backends.row_plan import MatrixKind, Product
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.common.errors import ModelError
@@ -47,20 +48,29 @@ class TransformersDecoder(Decoder):
     def use_exact_rows(self) -> None:
         """Changes nothing: the model's own code is all there is."""
 
+    def use_linear(self, linear: Linear) -> None:
+        for module in self._matrices():
+            if type(module).forward not in (torch.nn.Linear.forward, _conv1d().forward):
+                raise ModelError(f"a {type(module).__name__} multiplies by code of its own")
+        for module in self._matrices():
+            module.forward = partial(_forward, module, linear)
+
     def matrix_kinds(self) -> list[MatrixKind]:
         kinds: dict[tuple[object, ...], MatrixKind] = {}
         for name, parameter in self._model.named_parameters():
             if parameter.ndim > 2:
                 raise ModelError(f"parameter {name} has {parameter.ndim} dimensions: no plain matrix")
-        for module in self._model.modules():
-            weight = getattr(module, "weight", None)
-            if isinstance(module, torch.nn.Embedding) or weight is None or weight.ndim != 2:
-                continue
-            is_transposed = not isinstance(module, torch.nn.Linear)  # GPT-2's Conv1D: [in, out]
-            num_outputs, num_inputs = reversed(weight.shape) if is_transposed else weight.shape
+        for module in self._matrices():
+            weight = module.weight
+            num_outputs, num_inputs = reversed(weight.shape) if _is_transposed(module) else weight.shape
             key = (type(module), num_inputs, num_outputs, getattr(module, "bias", None) is None)
-            kinds[key] = MatrixKind(num_inputs, num_outputs, partial(_module_product, module, is_transposed))
+            kinds[key] = MatrixKind(num_inputs, num_outputs, partial(_module_product, module))
         return list(kinds.values())
+
+    def _matrices(self) -> list[Any]:
+        """Returns the modules that multiply by a matrix."""
+        modules = [each for each in self._model.modules() if not isinstance(each, torch.nn.Embedding)]
+        return [each for each in modules if getattr(getattr(each, "weight", None), "ndim", 0) == 2]
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
@@ -76,15 +86,32 @@ class TransformersDecoder(Decoder):
         return logits
 
 
-def _module_product(module: Any, is_transposed: bool, weight: torch.Tensor) -> Product:
+def _conv1d() -> Any:
+    from transformers.pytorch_utils import Conv1D
+
+    return Conv1D
+
+
+def _is_transposed(module: Any) -> bool:
+    """Returns whether its weight is [in, out], as in GPT-2's Conv1D."""
+    return not isinstance(module, torch.nn.Linear)
+
+
+def _forward(module: Any, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    weight = module.weight.t() if _is_transposed(module) else module.weight
+    return linear(x, weight, module.bias)
+
+
+def _module_product(module: Any, weight: torch.Tensor) -> Product:
     """Returns what `module` computes with another weight, its bias left out where that is a number added last."""
     other = copy.copy(module)
     other._parameters = dict(module._parameters)
-    other.weight = torch.nn.Parameter(
-        weight.t().contiguous() if is_transposed else weight, requires_grad=False
-    )
+    weight = weight.t().contiguous() if _is_transposed(module) else weight
+    other.weight = torch.nn.Parameter(weight, requires_grad=False)
     if other._parameters.get("bias") is not None:
         other.bias = torch.nn.Parameter(torch.zeros_like(module.bias), requires_grad=False)
+    if isinstance(forward := module.__dict__.get("forward"), partial):  # of `use_linear`
+        other.forward = partial(_forward, other, forward.args[1])
     return lambda x: other(x[None])[0]
 
 

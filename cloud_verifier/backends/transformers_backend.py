@@ -13,6 +13,7 @@ import torch
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, ForwardPlan
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
 from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.cloud_verifier.backends.products import Linear
 from outrider.cloud_verifier.backends.row_plan import MatrixKind, RowPlan, padded_rows
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
@@ -119,6 +120,12 @@ class Decoder(Protocol):
     def use_exact_rows(self) -> None:
         """Leaves out, from now on, what gives a row other bits by its place or the number of rows."""
 
+    def use_linear(self, linear: Linear) -> None:
+        """Multiplies all matrices by `linear` from now on, those of `matrix_kinds` too.
+
+        Raises `ModelError` where a matrix is multiplied by other code.
+        """
+
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
@@ -146,6 +153,7 @@ class TransformersBackend(TargetBackend):
         self.has_paged_kernel = False  # attention is our own kernel's (CUDA)
         self.row_plan: RowPlan | None = None  # counts with which products are run; None: any
         self.is_reproducible = False
+        self.product_way = ""  # how matrices are multiplied where rows are exact (`products`)
         self._pools: list[torch.Tensor] = []  # keys, then values, of all layers
         # Views of them, per layer: [num_blocks, block_size, kv_heads, head_dim].
         self._key_pools: list[torch.Tensor] = []

@@ -141,6 +141,10 @@ def load_server(config: ServeConfig, kv_bytes: int, entrance: Entrance) -> Verif
 def describe_target(backend: TransformersBackend, kv: str) -> str:
     """Returns the start line's words on the target and its KV pool (`kv`)."""
     rows = "reproducible" if backend.is_reproducible else "not reproducible"
+    if backend.row_plan is not None and backend.device != "cpu":
+        first, last = backend.row_plan.counts[0], backend.row_plan.most
+        counts = f"{first}" if first == last else f"{first} to {last}"
+        rows += f" in products of {counts} rows by {backend.product_way}"
     through = "through transformers, " if backend.decoder.is_of_transformers else ""
     slow = (
         "" if backend.device == "cpu" or backend.has_paged_kernel else " without the paged attention kernel"

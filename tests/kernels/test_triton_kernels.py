@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("name", ["triton_cases.py", "attention_cases.py"])
+@pytest.mark.parametrize("name", ["triton_cases.py", "attention_cases.py", "product_cases.py"])
 def test_the_interpreted_kernels_pass_their_cases(name):
     cases = Path(__file__).parent / name
     run = subprocess.run(
