@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import logging
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -18,13 +19,16 @@ from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, ForwardPl
 from outrider.cloud_verifier.backends.products import Linear
 from outrider.cloud_verifier.backends.row_plan import MatrixKind, Product
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
+from outrider.cloud_verifier.backends.weights import Weights
 from outrider.common.errors import ModelError
+
+logger = logging.getLogger(__name__)
 
 
 def load_through_transformers(
-    directory: Path, config_json: dict[str, Any], device: str, dtype: str
+    directory: Path, config_json: dict[str, Any], weights: Weights, dtype: str
 ) -> tuple[Any, TransformersDecoder]:
-    """Returns a model's configuration, with all fields named as Llama's, and its decoder.
+    """Returns a model's configuration, with all fields named as Llama's, and its decoder, on the device of `weights`.
 
     Raises `ModelError` for an unknown or unsupported model type and for weights that cannot be loaded.
     """
@@ -32,7 +36,10 @@ def load_through_transformers(
         config = _load_config(directory, config_json)
         config.max_position_embeddings = _max_context(config)
         check_supported(config, config.max_position_embeddings)
-        model = _load_model(directory, config, device, dtype)
+        _check_class(config)
+        model = None if weights.device == "cpu" else load_directly(config, weights)
+        if model is None:
+            model = _load_by_host(directory, config, weights.device, dtype)
     config.vocab_size = int(model.get_output_embeddings().weight.shape[0])
     return config, TransformersDecoder(model)
 
@@ -154,8 +161,8 @@ def _max_context(config: Any) -> int:
     raise ModelError(f"the configuration of model type {config.model_type!r} has no max_position_embeddings")
 
 
-def _load_model(directory: Path, config: Any, device: str, dtype: str) -> Any:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM
+def _check_class(config: Any) -> None:
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelError(f"model type {config.model_type!r} is not a decoder language model")
@@ -165,6 +172,49 @@ def _load_model(directory: Path, config: Any, device: str, dtype: str) -> Any:
     if "logits_to_keep" not in inspect.signature(model_class.forward).parameters:
         raise ModelError(f"model type {config.model_type!r} cannot return single logit rows")
     register_attention()
+
+
+def load_directly(config: Any, weights: Weights) -> Any:
+    """Returns a model made on the device of `weights`, each tensor copied there from its file; None where names or
+    dtypes are not simply those of the files, so that transformers must convert them."""
+    with torch.device("meta"):
+        model = _make_model(config, weights.dtype)
+    if not _is_simple(model, weights):
+        return None
+    with torch.device(weights.device):
+        model = _make_model(config, weights.dtype)
+    tensors = _tensors(model)
+    with torch.no_grad():
+        for name in sorted(weights.names):
+            tensors[name].copy_(weights.read(name, *tensors[name].shape))
+    return model.eval().requires_grad_(False)
+
+
+def _make_model(config: Any, dtype: torch.dtype) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+
+
+def _is_simple(model: Any, weights: Weights) -> bool:
+    tensors = _tensors(model)
+    if getattr(model, "_keep_in_fp32_modules_strict", None) or weights.names - tensors.keys():
+        return False
+    read = {id(tensors[name]) for name in weights.names}
+    return all(id(parameter) in read for parameter in model.parameters())
+
+
+def _tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Returns parameters and buffers by all of their names."""
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+
+
+def _load_by_host(directory: Path, config: Any, device: str, dtype: str) -> Any:
+    """Returns a model that transformers loads into the host's memory and then moves."""
+    from transformers import AutoModelForCausalLM
+
+    if device != "cpu":
+        logger.info("the weights of %s pass through the host's memory", directory.name)
     try:
         model = AutoModelForCausalLM.from_pretrained(
             directory,

@@ -193,6 +193,11 @@ class TransformersBackend(TargetBackend):
         return self.blocks.num_blocks * self.blocks.block_size
 
     @property
+    def num_kv_bytes(self) -> int:
+        """Returns the bytes of these."""
+        return self.num_kv_tokens * self.facts.kv_bytes_per_token
+
+    @property
     def max_tree_nodes(self) -> int:
         if not self.has_trees:
             return 0

@@ -78,7 +78,7 @@ def score(backend: TransformersBackend, fed: list[int], num_rows: int, start: in
 
 def test_rows_are_the_same_in_every_forward(backend: TransformersBackend) -> None:
     """Longer than a plan's largest count, over several spans of positions."""
-    assert backend.is_reproducible and ", reproducible, " in describe_target(backend, "")
+    assert backend.is_reproducible and ", reproducible, " in describe_target(backend)
     assert make_model_info(backend, ServeConfig()).is_reproducible
     whole = score(backend, TEXT, len(TEXT))
     sequence, others = backend.new_sequence(), [backend.new_sequence() for _ in range(3)]
@@ -224,7 +224,7 @@ def test_the_next_way_to_multiply_is_taken_where_one_fails(
     use_exact_rows(plain, "on", ways=ways, choices=ON_GPU)
     assert plain.is_reproducible and plain.product_way == "right"
     plain.device = "cuda"
-    assert ", reproducible in products of 8 to 256 rows by right, cuda" in describe_target(plain, "")
+    assert ", reproducible in products of 8 to 256 rows by right, cuda" in describe_target(plain)
     plain.device = "cpu"
     assert texts_unlike(plain) == 0
 
@@ -259,7 +259,7 @@ def test_where_every_way_fails_on_refuses_with_each_reason_and_auto_serves_witho
         use_exact_rows(plain, "auto", ways=ways, choices=ON_GPU)
     assert re.search(f"texts are not reproducible: {reasons}", caplog.text)
     assert not plain.is_reproducible and plain.row_plan is None and plain.planner is planner
-    assert ", not reproducible, " in describe_target(plain, "")
+    assert ", not reproducible, " in describe_target(plain)
     assert not make_model_info(plain, ServeConfig()).is_reproducible
 
 
@@ -361,7 +361,7 @@ def test_on_refuses_and_auto_says_so_where_rows_differ(
         use_exact_rows(backend, "on")
     with caplog.at_level(logging.WARNING):
         use_exact_rows(backend, "auto")
-    assert "not reproducible" in caplog.text and ", not reproducible, " in describe_target(backend, "")
+    assert "not reproducible" in caplog.text and ", not reproducible, " in describe_target(backend)
     assert not make_model_info(backend, ServeConfig()).is_reproducible
     assert backend.row_plan is None and backend.planner is planner and not backend.is_reproducible
     greedy = write_texts(backend, [TEXT[:20]], [SamplingParams(temperature=0.0)], 4)
