@@ -52,31 +52,39 @@ def use_exact_rows(
     if mode == "auto" and is_on_cpu and backend.dtype == "float32" and has_equal_rows(backend):
         backend.is_reproducible = True
         return
-    planner, has_trees = backend.planner, backend.has_trees
+    ways = ways or product_ways(backend.device)
     errors: list[str] = []
     cause: Exception | None = None
-    ways = ways or product_ways(backend.device)
     for way in ways:
         try:
-            with way.use(backend.decoder, getattr(torch, backend.dtype)):
-                backend.row_plan = _prepare(backend, choices or (ON_CPU if is_on_cpu else ON_GPU))
+            _use_way(backend, way, choices or (ON_CPU if is_on_cpu else ON_GPU))
         except (ModelError, RuntimeError) as error:  # the latter: of a product that the library refuses
-            backend.row_plan, backend.planner, backend.has_trees = None, planner, has_trees
             errors.append(f"{error}" if len(ways) == 1 else f"{way.name}: {error}")
             cause = error
-            continue
-        backend.is_reproducible, backend.product_way = True, way.name
-        counts = ", ".join(map(str, backend.row_plan.counts))
-        logger.debug(
-            "exact rows: forwards of %s rows by %s; before it %s", counts, way.name, errors or "nothing"
-        )
-        return
+        else:
+            logger.debug(
+                "exact rows by %s, with %s; before it %s", way.name, backend.row_plan, errors or "nothing"
+            )
+            return
     reason = "; ".join(errors)
     if mode == "on":
         raise ModelError(
             f"--exact-rows on: {reason}; auto and off serve without, not reproducibly"
         ) from cause
     logger.warning("exact rows are off, texts are not reproducible: %s", reason)
+
+
+def _use_way(backend: TransformersBackend, way: ProductWay, choices: RowChoices) -> None:
+    """Sets the backend's plan with this way to multiply. Raises an error, all as before, where rows differ."""
+    planner, has_trees = backend.planner, backend.has_trees
+    way.enter(backend.decoder, getattr(torch, backend.dtype))
+    try:
+        backend.row_plan = _prepare(backend, choices)
+    except BaseException:
+        way.leave(backend.decoder)
+        backend.row_plan, backend.planner, backend.has_trees = None, planner, has_trees
+        raise
+    backend.is_reproducible, backend.product_way = True, way.name
 
 
 def has_equal_rows(backend: TransformersBackend) -> bool:

@@ -8,10 +8,7 @@ summation.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -30,71 +27,69 @@ class HasProducts(Protocol):
         """Multiplies by `linear` from now on."""
 
 
-@dataclass(frozen=True, slots=True)
 class ProductWay:
-    """Names a way to multiply. `use` enters it, for a decoder, and leaves it if the check fails inside.
+    """Multiplies as the library chooses to."""
 
-    Entering raises `ModelError` where this machine does not offer it.
+    name = "the library"
+
+    def enter(self, decoder: HasProducts, dtype: torch.dtype) -> None:
+        """Multiplies in this way from now on. Raises `ModelError` where this machine does not offer it."""
+
+    def leave(self, decoder: HasProducts) -> None:
+        """Multiplies as before it was entered."""
+
+
+class UnsplitLibrary(ProductWay):
+    """Multiplies by the library's products that are not split.
+
+    torch 2.10 and later offer that at any time, for bfloat16 and cuBLASLt. The variables to the same end
+    (CUBLAS_WORKSPACE_CONFIG, CUBLASLT_WORKSPACE_SIZE) are read at a process's first product, which the way before
+    this one has had.
     """
 
-    name: str
-    use: Callable[[HasProducts, torch.dtype], AbstractContextManager[None]]
+    name = "the library without split-K"
 
+    def enter(self, decoder: HasProducts, dtype: torch.dtype) -> None:
+        if dtype != torch.bfloat16:
+            raise ModelError(f"torch has no setting for it in {dtype}")
+        if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
+            raise ModelError(f"torch {torch.__version__} has no setting for it, 2.10 does")
+        matmul = torch.backends.cuda.matmul
+        self._before = (
+            torch.backends.cuda.preferred_blas_library(),
+            matmul.allow_bf16_reduced_precision_reduction,
+            matmul.allow_bf16_reduced_precision_reduction_split_k,
+        )
+        try:
+            torch.backends.cuda.preferred_blas_library("cublaslt")
+        except RuntimeError as error:
+            raise ModelError(str(error)) from error
+        matmul.allow_bf16_reduced_precision_reduction = (False, False)
 
-@contextlib.contextmanager
-def _library(decoder: HasProducts, dtype: torch.dtype) -> Iterator[None]:
-    yield
-
-
-@contextlib.contextmanager
-def _no_split_k(decoder: HasProducts, dtype: torch.dtype) -> Iterator[None]:
-    """Sets what torch 2.10 and later offer at any time, for bfloat16 products of cuBLASLt. The variables to the same
-    end (CUBLAS_WORKSPACE_CONFIG, CUBLASLT_WORKSPACE_SIZE) are read at a process's first product, which the way
-    before this one has had."""
-    if dtype != torch.bfloat16:
-        raise ModelError(f"torch has no setting for it in {dtype}")
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
-        raise ModelError(f"torch {torch.__version__} has no setting for it, 2.10 does")
-    matmul = torch.backends.cuda.matmul
-    before = (
-        matmul.allow_bf16_reduced_precision_reduction,
-        matmul.allow_bf16_reduced_precision_reduction_split_k,
-    )
-    library = torch.backends.cuda.preferred_blas_library()
-    try:
-        torch.backends.cuda.preferred_blas_library("cublaslt")
-    except RuntimeError as error:
-        raise ModelError(str(error)) from error
-    matmul.allow_bf16_reduced_precision_reduction = (False, False)
-    try:
-        yield
-    except BaseException:
-        matmul.allow_bf16_reduced_precision_reduction = before
+    def leave(self, decoder: HasProducts) -> None:
+        library, *settings = self._before
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = tuple(settings)
         torch.backends.cuda.preferred_blas_library(library)
-        raise
 
 
-@contextlib.contextmanager
-def _own_kernel(decoder: HasProducts, dtype: torch.dtype) -> Iterator[None]:
-    try:
-        from outrider.kernels.product import linear as own_linear
-    except ImportError as error:
-        raise ModelError("Triton is not installed") from error
-    decoder.use_linear(own_linear)
-    try:
-        yield
-    except BaseException:
+class OwnKernel(ProductWay):
+    """Multiplies by `outrider.kernels.product`."""
+
+    name = "our kernel"
+
+    def enter(self, decoder: HasProducts, dtype: torch.dtype) -> None:
+        try:
+            from outrider.kernels.product import linear as own_linear
+        except ImportError as error:
+            raise ModelError("Triton is not installed") from error
+        decoder.use_linear(own_linear)
+
+    def leave(self, decoder: HasProducts) -> None:
         decoder.use_linear(linear)
-        raise
-
-
-LIBRARY = ProductWay("the library", _library)
-LIBRARY_UNSPLIT = ProductWay("the library without split-K", _no_split_k)
-OWN_KERNEL = ProductWay("our kernel", _own_kernel)
 
 
 def product_ways(device: str) -> tuple[ProductWay, ...]:
     """Returns the ways to try on a device, the fastest first."""
     if device == "cpu":
-        return (LIBRARY,)
-    return (LIBRARY, LIBRARY_UNSPLIT, OWN_KERNEL)
+        return (ProductWay(),)
+    return (ProductWay(), UnsplitLibrary(), OwnKernel())

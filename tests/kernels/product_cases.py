@@ -5,6 +5,8 @@ Run by test_triton_kernels.py in a process of their own: Triton asks how it is t
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +19,11 @@ from torch.nn.functional import linear as library_linear
 from benchmarks.engine_texts import write_texts
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.products import LIBRARY, OWN_KERNEL
+from outrider.cloud_verifier.backends.products import OwnKernel, ProductWay
 from outrider.cloud_verifier.backends.row_plan import ON_GPU, MatrixKind, find_row_plan
 from outrider.common.errors import ModelError
 from outrider.common.types import SamplingParams
-from outrider.kernels import reference
+from outrider.kernels import device, reference
 from outrider.kernels.product import ROWS, linear
 
 CPU = torch.device("cpu")
@@ -74,6 +76,24 @@ def test_a_rows_bits_are_its_own(dtype: torch.dtype) -> None:
     assert torch.equal(linear(others, weight, bias)[:7], whole[:7])
 
 
+def test_a_kernel_is_launched_on_its_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current one, which is the first unless it is told."""
+    entered: list[torch.Tensor] = []
+
+    @contextlib.contextmanager
+    def device_of(tensor: torch.Tensor) -> Iterator[None]:
+        entered.append(tensor)
+        yield
+
+    monkeypatch.setattr(torch.cuda, "device_of", device_of)
+    x, weight, _ = tensors(1, 64, 64, torch.float32)
+    linear(x, weight)
+    assert entered == [x]
+    ones, keys = torch.ones(1), torch.zeros((1, 4), dtype=torch.int64)
+    device.gumbel_argmax(x, ones, -torch.inf * ones, keys)
+    assert entered == [x, x]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_check_at_the_start_finds_the_same_bits_at_every_count(dtype: torch.dtype) -> None:
     kind = MatrixKind(300, 70, lambda weight: lambda x: linear(x, weight))
@@ -104,8 +124,8 @@ def test_a_target_whose_library_fails_writes_the_same_texts_through_the_kernel(
     backend = load_target(directory, dtype="bfloat16", is_lean=is_lean, kv_tokens=512, exact_rows="off")
     backend.decoder.use_linear(by_place)
     with pytest.raises(ModelError, match="at no number of rows"):
-        use_exact_rows(backend, "on", ways=(LIBRARY,))
-    use_exact_rows(backend, "on", ways=(LIBRARY, OWN_KERNEL), choices=replace(ON_GPU, counts=(8, 16)))
+        use_exact_rows(backend, "on", ways=(ProductWay(),))
+    use_exact_rows(backend, "on", ways=(ProductWay(), OwnKernel()), choices=replace(ON_GPU, counts=(8, 16)))
     assert backend.is_reproducible and backend.product_way == "our kernel"
     assert backend.row_plan is not None and backend.row_plan.counts == (8, 16)
     prompts, samplings = [[5, 6, 7], [9, 8]], [SamplingParams(temperature=t, seed=3) for t in (0.0, 0.9)]

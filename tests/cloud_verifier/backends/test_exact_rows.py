@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import re
 import sys
@@ -23,12 +22,11 @@ from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.products import (
-    LIBRARY,
-    LIBRARY_UNSPLIT,
-    OWN_KERNEL,
     HasProducts,
     Linear,
+    OwnKernel,
     ProductWay,
+    UnsplitLibrary,
     product_ways,
 )
 from outrider.cloud_verifier.backends.row_plan import (
@@ -202,12 +200,13 @@ def test_a_product_that_looks_at_places_or_neighbours_is_right_at_no_count(multi
 
 
 def way_of(name: str, multiply: Linear) -> ProductWay:
-    @contextlib.contextmanager
-    def use(decoder: HasProducts, dtype: torch.dtype) -> Iterator[None]:
-        decoder.use_linear(multiply)
-        yield
+    class Way(ProductWay):
+        def enter(self, decoder: HasProducts, dtype: torch.dtype) -> None:
+            decoder.use_linear(multiply)
 
-    return ProductWay(name, use)
+    way = Way()
+    way.name = name
+    return way
 
 
 @pytest.fixture
@@ -263,7 +262,7 @@ def test_where_every_way_fails_on_refuses_with_each_reason_and_auto_serves_witho
     assert not make_model_info(plain, ServeConfig()).is_reproducible
 
 
-def test_splits_are_switched_off_for_the_check_and_on_again_where_it_fails(
+def test_splits_are_switched_off_by_torch_and_on_again(
     plain: TransformersBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matmul, libraries = torch.backends.cuda.matmul, []
@@ -277,20 +276,16 @@ def test_splits_are_switched_off_for_the_check_and_on_again_where_it_fails(
         name = "allow_bf16_reduced_precision_reduction"
         return getattr(matmul, name), getattr(matmul, f"{name}_split_k")
 
-    before = settings()
-    with pytest.raises(ZeroDivisionError), LIBRARY_UNSPLIT.use(plain.decoder, torch.bfloat16):
-        assert settings() == (False, False) and libraries[-1] == "cublaslt"
-        raise ZeroDivisionError
+    before, way = settings(), UnsplitLibrary()
+    way.enter(plain.decoder, torch.bfloat16)
+    assert settings() == (False, False) and libraries[-1] == "cublaslt"
+    way.leave(plain.decoder)
     assert settings() == before and libraries[-1] == "cublas"
-    with LIBRARY_UNSPLIT.use(plain.decoder, torch.bfloat16):
-        pass
-    assert settings() == (False, False), "it stays as the check found it right"
-    matmul.allow_bf16_reduced_precision_reduction = before
     with pytest.raises(ModelError, match=r"no setting for it in torch.float32"):
-        LIBRARY_UNSPLIT.use(plain.decoder, torch.float32).__enter__()
+        way.enter(plain.decoder, torch.float32)
     monkeypatch.setattr(torch, "__version__", "2.9.1")
     with pytest.raises(ModelError, match=r"torch 2.9.1 has no setting for it"):
-        LIBRARY_UNSPLIT.use(plain.decoder, torch.bfloat16).__enter__()
+        way.enter(plain.decoder, torch.bfloat16)
 
 
 def test_our_own_product_needs_triton_and_is_taken_back_where_it_fails(
@@ -298,13 +293,13 @@ def test_our_own_product_needs_triton_and_is_taken_back_where_it_fails(
 ) -> None:
     monkeypatch.setitem(sys.modules, "outrider.kernels.product", None)
     with pytest.raises(ModelError, match="Triton is not installed"):
-        OWN_KERNEL.use(plain.decoder, torch.bfloat16).__enter__()
+        OwnKernel().enter(plain.decoder, torch.bfloat16)
     stand_in = types.SimpleNamespace(linear=by_place)
     monkeypatch.setitem(sys.modules, "outrider.kernels.product", stand_in)
     with pytest.raises(ModelError, match="our kernel: at no number of rows"):
-        use_exact_rows(plain, "on", ways=[way_of("library", by_place), OWN_KERNEL], choices=ON_GPU)
-    assert product_ways("cuda:1") == (LIBRARY, LIBRARY_UNSPLIT, OWN_KERNEL)
-    assert product_ways("cpu") == (LIBRARY,)
+        use_exact_rows(plain, "on", ways=[way_of("library", by_place), OwnKernel()], choices=ON_GPU)
+    kinds = [[type(way) for way in product_ways(device)] for device in ("cpu", "cuda:1")]
+    assert kinds == [[ProductWay], [ProductWay, UnsplitLibrary, OwnKernel]]
 
 
 def texts_unlike(backend: TransformersBackend) -> int:
