@@ -15,6 +15,7 @@ import torch
 from benchmarks.gpu_check.shape import Shape
 from outrider.cloud_verifier.backends.attention import AttentionPlanner
 from outrider.cloud_verifier.backends.loading import make_backend
+from outrider.cloud_verifier.backends.products import OwnKernel, ProductWay, UnsplitLibrary
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
@@ -35,13 +36,17 @@ class Attention:
 
 @dataclass(frozen=True)
 class Product:
-    """Multiplies some rows: all at once (0), or padded to a multiple of `padded_rows`, hence in one shape.
+    """Multiplies some rows in one of the verifier's ways: all at once (0), or padded to a multiple of `padded_rows`,
+    hence in one shape.
 
-    With `has_exact_rows` a row's bits must not change with their number.
+    With `has_exact_rows` a row's bits must not change with their number; what `is_tried` is put through the
+    verifier's own check at the start, in this order.
     """
 
+    make_way: Callable[[], ProductWay] = ProductWay
     padded_rows: int = 0
     has_exact_rows: bool = False
+    is_tried: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,9 +61,10 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Texts:
-    """Says in which dtype texts are written, and whether they must equal cloud-only's."""
+    """Says in which dtype and with which `--exact-rows` texts are written, and whether they must equal cloud-only's."""
 
     dtype: str
+    exact_rows: str
     is_exact: bool
 
 
@@ -84,6 +90,16 @@ def _make_served(model: Any, facts: TargetFacts, kv_tokens: int) -> Transformers
 
 
 ATTENTIONS = {"sdpa": Attention(_make_sdpa), "paged": Attention(_make_paged, has_exact_rows=True)}
-PRODUCTS = {"default": Product(), "padded": Product(padded_rows=128, has_exact_rows=True)}
+PRODUCTS = {
+    "default": Product(is_tried=True),
+    "padded": Product(padded_rows=128, has_exact_rows=True),
+    "unsplit": Product(UnsplitLibrary, is_tried=True),
+    "unsplit_padded": Product(UnsplitLibrary, padded_rows=128, has_exact_rows=True),
+    "persistent": Product(OwnKernel, has_exact_rows=True, is_tried=True),
+}
 DECODERS = {"transformers": Decoder(_make_served)}
-TEXTS = {"float32": Texts("float32", is_exact=True), "bfloat16": Texts("bfloat16", is_exact=False)}
+TEXTS = {
+    "float32": Texts("float32", "auto", is_exact=True),
+    "bfloat16": Texts("bfloat16", "off", is_exact=False),
+    "bfloat16_exact": Texts("bfloat16", "on", is_exact=True),
+}
