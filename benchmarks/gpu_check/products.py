@@ -60,19 +60,12 @@ def run(setting: Setting, report: Report) -> None:
 @contextlib.contextmanager
 def _multiplying(way: Product) -> Iterator[Linear]:
     """Yields the product of a way, which is left afterwards. Raises `ModelError` where it is not offered here."""
-
-    class Holder:
-        multiply: Linear = staticmethod(linear)
-
-        def use_linear(self, linear: Linear) -> None:
-            self.multiply = linear
-
-    holder, entered = Holder(), way.make_way()
-    entered.enter(holder, torch.bfloat16)
+    entered = way.make_way()
+    multiply = entered.enter(torch.bfloat16)
     try:
-        yield holder.multiply
+        yield multiply
     finally:
-        entered.leave(holder)
+        entered.leave()
 
 
 def _random(setting: Setting, size: tuple[int, int]) -> torch.Tensor:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.nn.functional import linear
 
 from outrider.cloud_verifier.backends.attention import AttentionRule
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
@@ -76,12 +77,14 @@ def use_exact_rows(
 
 def _use_way(backend: TransformersBackend, way: ProductWay, choices: RowChoices) -> None:
     """Sets the backend's plan with this way to multiply. Raises an error, all as before, where rows differ."""
-    planner, has_trees = backend.planner, backend.has_trees
-    way.enter(backend.decoder, getattr(torch, backend.dtype))
+    planner, has_trees, decoder = backend.planner, backend.has_trees, backend.decoder
+    multiply = way.enter(getattr(torch, backend.dtype))
     try:
+        decoder.use_linear(multiply)
         backend.row_plan = _prepare(backend, choices)
     except BaseException:
-        way.leave(backend.decoder)
+        way.leave()
+        decoder.use_linear(linear)
         backend.row_plan, backend.planner, backend.has_trees = None, planner, has_trees
         raise
     backend.is_reproducible, backend.product_way = True, way.name

@@ -161,9 +161,10 @@ class LayerReader:
         """
         self._multiply = multiply
         for product in self._products:
-            if not isinstance(product, PlainLinear):
+            if isinstance(product, PlainLinear):
+                product.multiply = multiply
+            elif multiply is not linear:
                 raise ModelError("products in float32 on a CPU are the library's")
-            product.multiply = multiply
 
     def _make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operation:
         if self._is_packed:

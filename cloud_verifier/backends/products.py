@@ -9,7 +9,6 @@ summation.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch.nn.functional import linear
@@ -20,23 +19,18 @@ from outrider.common.errors import ModelError
 Linear = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
-class HasProducts(Protocol):
-    """Declares what a way needs of a decoder."""
-
-    def use_linear(self, linear: Linear) -> None:
-        """Multiplies by `linear` from now on."""
-
-
 class ProductWay:
     """Multiplies as the library chooses to."""
 
     name = "the library"
 
-    def enter(self, decoder: HasProducts, dtype: torch.dtype) -> None:
-        """Multiplies in this way from now on. Raises `ModelError` where this machine does not offer it."""
+    def enter(self, dtype: torch.dtype) -> Linear:
+        """Returns the product; for some ways settings of the process are changed. Raises `ModelError` where this
+        machine does not offer it."""
+        return linear
 
-    def leave(self, decoder: HasProducts) -> None:
-        """Multiplies as before it was entered."""
+    def leave(self) -> None:
+        """Changes settings back."""
 
 
 class UnsplitLibrary(ProductWay):
@@ -49,7 +43,7 @@ class UnsplitLibrary(ProductWay):
 
     name = "the library without split-K"
 
-    def enter(self, decoder: HasProducts, dtype: torch.dtype) -> None:
+    def enter(self, dtype: torch.dtype) -> Linear:
         if dtype != torch.bfloat16:
             raise ModelError(f"torch has no setting for it in {dtype}")
         if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10):
@@ -65,8 +59,9 @@ class UnsplitLibrary(ProductWay):
         except RuntimeError as error:
             raise ModelError(str(error)) from error
         matmul.allow_bf16_reduced_precision_reduction = (False, False)
+        return linear
 
-    def leave(self, decoder: HasProducts) -> None:
+    def leave(self) -> None:
         library, *settings = self._before
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = tuple(settings)
         torch.backends.cuda.preferred_blas_library(library)
@@ -77,15 +72,12 @@ class OwnKernel(ProductWay):
 
     name = "our kernel"
 
-    def enter(self, decoder: HasProducts, dtype: torch.dtype) -> None:
+    def enter(self, dtype: torch.dtype) -> Linear:
         try:
             from outrider.kernels.product import linear as own_linear
         except ImportError as error:
             raise ModelError("Triton is not installed") from error
-        decoder.use_linear(own_linear)
-
-    def leave(self, decoder: HasProducts) -> None:
-        decoder.use_linear(linear)
+        return own_linear
 
 
 def product_ways(device: str) -> tuple[ProductWay, ...]:

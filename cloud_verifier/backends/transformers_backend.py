@@ -121,9 +121,10 @@ class Decoder(Protocol):
         """Leaves out, from now on, what gives a row other bits by its place or the number of rows."""
 
     def use_linear(self, linear: Linear) -> None:
-        """Multiplies all matrices by `linear` from now on, those of `matrix_kinds` too.
+        """Multiplies all matrices by `linear` from now on, those of `matrix_kinds` too; what is kept of other products
+        or settings of the library (captured graphs) is dropped.
 
-        Raises `ModelError` where a matrix is multiplied by other code.
+        Raises `ModelError` where a matrix is multiplied by other code. With torch's own `linear` all is as at first.
         """
 
     def __call__(

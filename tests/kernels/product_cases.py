@@ -19,7 +19,7 @@ from torch.nn.functional import linear as library_linear
 from benchmarks.engine_texts import write_texts
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.products import OwnKernel, ProductWay
+from outrider.cloud_verifier.backends.products import Linear, OwnKernel, ProductWay
 from outrider.cloud_verifier.backends.row_plan import ON_GPU, MatrixKind, find_row_plan
 from outrider.common.errors import ModelError
 from outrider.common.types import SamplingParams
@@ -104,15 +104,17 @@ def test_the_check_at_the_start_finds_the_same_bits_at_every_count(dtype: torch.
 # ------------------------------------------------------------------------------- a target through it
 
 
-def by_place(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+class Planted(ProductWay):
     """The library's product, in another order of summation for every third row."""
-    out = library_linear(x, weight, bias)
-    half = x.shape[-1] // 2
-    other = library_linear(x[..., :half], weight[:, :half]) + library_linear(
-        x[..., half:], weight[:, half:], bias
-    )
-    out[..., ::3, :] = other[..., ::3, :]
-    return out
+
+    def enter(self, dtype: torch.dtype) -> Linear:
+        def by_place(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+            out, half = library_linear(x, weight, bias), x.shape[-1] // 2
+            parts = (x[..., :half], weight[:, :half], None), (x[..., half:], weight[:, half:], bias)
+            out[..., ::3, :] = sum(library_linear(*part) for part in parts)[..., ::3, :]
+            return out
+
+        return by_place
 
 
 @pytest.mark.parametrize("is_lean", [True, False], ids=["own decoder", "transformers"])
@@ -122,10 +124,9 @@ def test_a_target_whose_library_fails_writes_the_same_texts_through_the_kernel(
     arch = "llama" if is_lean else "gpt2"  # whose weights are transposed
     directory = make_tiny_target(tmp_path / arch, arch, num_layers=1, hidden=32, max_context=101)
     backend = load_target(directory, dtype="bfloat16", is_lean=is_lean, kv_tokens=512, exact_rows="off")
-    backend.decoder.use_linear(by_place)
     with pytest.raises(ModelError, match="at no number of rows"):
-        use_exact_rows(backend, "on", ways=(ProductWay(),))
-    use_exact_rows(backend, "on", ways=(ProductWay(), OwnKernel()), choices=replace(ON_GPU, counts=(8, 16)))
+        use_exact_rows(backend, "on", ways=(Planted(),))
+    use_exact_rows(backend, "on", ways=(Planted(), OwnKernel()), choices=replace(ON_GPU, counts=(8, 16)))
     assert backend.is_reproducible and backend.product_way == "our kernel"
     assert backend.row_plan is not None and backend.row_plan.counts == (8, 16)
     prompts, samplings = [[5, 6, 7], [9, 8]], [SamplingParams(temperature=t, seed=3) for t in (0.0, 0.9)]

@@ -22,7 +22,6 @@ from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.products import (
-    HasProducts,
     Linear,
     OwnKernel,
     ProductWay,
@@ -201,8 +200,8 @@ def test_a_product_that_looks_at_places_or_neighbours_is_right_at_no_count(multi
 
 def way_of(name: str, multiply: Linear) -> ProductWay:
     class Way(ProductWay):
-        def enter(self, decoder: HasProducts, dtype: torch.dtype) -> None:
-            decoder.use_linear(multiply)
+        def enter(self, dtype: torch.dtype) -> Linear:
+            return multiply
 
     way = Way()
     way.name = name
@@ -262,9 +261,7 @@ def test_where_every_way_fails_on_refuses_with_each_reason_and_auto_serves_witho
     assert not make_model_info(plain, ServeConfig()).is_reproducible
 
 
-def test_splits_are_switched_off_by_torch_and_on_again(
-    plain: TransformersBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_splits_are_switched_off_by_torch_and_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
     matmul, libraries = torch.backends.cuda.matmul, []
     monkeypatch.setattr(
         torch.backends.cuda,
@@ -277,15 +274,15 @@ def test_splits_are_switched_off_by_torch_and_on_again(
         return getattr(matmul, name), getattr(matmul, f"{name}_split_k")
 
     before, way = settings(), UnsplitLibrary()
-    way.enter(plain.decoder, torch.bfloat16)
+    way.enter(torch.bfloat16)
     assert settings() == (False, False) and libraries[-1] == "cublaslt"
-    way.leave(plain.decoder)
+    way.leave()
     assert settings() == before and libraries[-1] == "cublas"
     with pytest.raises(ModelError, match=r"no setting for it in torch.float32"):
-        way.enter(plain.decoder, torch.float32)
+        way.enter(torch.float32)
     monkeypatch.setattr(torch, "__version__", "2.9.1")
     with pytest.raises(ModelError, match=r"torch 2.9.1 has no setting for it"):
-        way.enter(plain.decoder, torch.bfloat16)
+        way.enter(torch.bfloat16)
 
 
 def test_our_own_product_needs_triton_and_is_taken_back_where_it_fails(
@@ -293,11 +290,13 @@ def test_our_own_product_needs_triton_and_is_taken_back_where_it_fails(
 ) -> None:
     monkeypatch.setitem(sys.modules, "outrider.kernels.product", None)
     with pytest.raises(ModelError, match="Triton is not installed"):
-        OwnKernel().enter(plain.decoder, torch.bfloat16)
+        OwnKernel().enter(torch.bfloat16)
     stand_in = types.SimpleNamespace(linear=by_place)
     monkeypatch.setitem(sys.modules, "outrider.kernels.product", stand_in)
     with pytest.raises(ModelError, match="our kernel: at no number of rows"):
         use_exact_rows(plain, "on", ways=[way_of("library", by_place), OwnKernel()], choices=ON_GPU)
+    decoder: Any = plain.decoder
+    assert {product.multiply for product in decoder._reader._products} == {library_linear}
     kinds = [[type(way) for way in product_ways(device)] for device in ("cpu", "cuda:1")]
     assert kinds == [[ProductWay], [ProductWay, UnsplitLibrary, OwnKernel]]
 
