@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,8 +17,8 @@ from benchmarks.gpu_check.plan import NO_SPLIT_K
 from benchmarks.gpu_check.shape import SHAPE_7B, SHAPE_TOY
 from benchmarks.gpu_check.stage import NONE, Report, Setting
 from benchmarks.gpu_check.variants import PRODUCTS, Product
-from outrider.cloud_verifier.backends.products import Linear
-from outrider.cloud_verifier.backends.row_plan import ON_GPU, MatrixKind, RowPlan, find_row_plan
+from outrider.cloud_verifier.backends.products.row_plan import ON_GPU, MatrixKind, RowPlan, find_row_plan
+from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.common.errors import ModelError
 from outrider.experiments.shared.results import at_least, at_most
 
@@ -133,7 +134,8 @@ def _find_plan(
         MatrixKind(weight.shape[1], weight.shape[0], partial(make_product, way=way, multiply=multiply))
         for weight in matrices.values()
     ]
-    plan = find_row_plan(kinds, torch.bfloat16, torch.device(setting.device), ON_GPU)
+    choices = setting.pick(ON_GPU, replace(ON_GPU, counts=(8, 16)))
+    plan = find_row_plan(kinds, torch.bfloat16, torch.device(setting.device), choices)
     what = f"most rows at once in the check's plan, of {plan.counts if plan else 'none'}; 0: rows differ"
     report.figure(f"gpu.row_plan.{name}", what, plan.most if plan else 0, "rows")
     return plan

@@ -15,7 +15,7 @@ import torch
 from benchmarks.gpu_check.shape import Shape
 from outrider.cloud_verifier.backends.attention import AttentionPlanner
 from outrider.cloud_verifier.backends.loading import make_backend
-from outrider.cloud_verifier.backends.products import OwnKernel, ProductWay, UnsplitLibrary
+from outrider.cloud_verifier.backends.products.ways import OwnKernel, ProductWay, UnsplitLibrary
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend

@@ -14,8 +14,14 @@ from torch.nn.functional import linear
 from outrider.cloud_verifier.backends.attention import AttentionRule
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.packing import PackedSequence
-from outrider.cloud_verifier.backends.products import ProductWay, product_ways
-from outrider.cloud_verifier.backends.row_plan import ON_CPU, ON_GPU, RowChoices, RowPlan, find_row_plan
+from outrider.cloud_verifier.backends.products.row_plan import (
+    ON_CPU,
+    ON_GPU,
+    RowChoices,
+    RowPlan,
+    find_row_plan,
+)
+from outrider.cloud_verifier.backends.products.ways import ProductWay, product_ways
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.tiled import TiledPlanner
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend

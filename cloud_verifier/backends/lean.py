@@ -17,8 +17,8 @@ from torch.nn.functional import linear, silu
 
 from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPlan, attend
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
-from outrider.cloud_verifier.backends.products import Linear
-from outrider.cloud_verifier.backends.row_plan import MatrixKind
+from outrider.cloud_verifier.backends.products.row_plan import MatrixKind
+from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.common.errors import ModelError

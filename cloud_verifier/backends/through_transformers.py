@@ -16,8 +16,8 @@ import torch
 
 from outrider.cloud_verifier.backends.architectures import check_supported
 from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, ForwardPlan, register_attention
-from outrider.cloud_verifier.backends.products import Linear
-from outrider.cloud_verifier.backends.row_plan import MatrixKind, Product
+from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, Product
+from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.common.errors import ModelError

@@ -13,8 +13,8 @@ import torch
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, ForwardPlan
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
 from outrider.cloud_verifier.backends.packing import PackedSequence
-from outrider.cloud_verifier.backends.products import Linear
-from outrider.cloud_verifier.backends.row_plan import MatrixKind, RowPlan, padded_rows
+from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPlan, padded_rows
+from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
 from outrider.common.tree import Tree, is_chain
@@ -154,7 +154,7 @@ class TransformersBackend(TargetBackend):
         self.has_paged_kernel = False  # attention is our own kernel's (CUDA)
         self.row_plan: RowPlan | None = None  # counts with which products are run; None: any
         self.is_reproducible = False
-        self.product_way = ""  # how matrices are multiplied where rows are exact (`products`)
+        self.product_way = ""  # how matrices are multiplied where rows are exact (`products.ways`)
         self._pools: list[torch.Tensor] = []  # keys, then values, of all layers
         # Views of them, per layer: [num_blocks, block_size, kv_heads, head_dim].
         self._key_pools: list[torch.Tensor] = []

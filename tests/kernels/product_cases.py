@@ -19,8 +19,8 @@ from torch.nn.functional import linear as library_linear
 from benchmarks.engine_texts import write_texts
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.products import Linear, OwnKernel, ProductWay
-from outrider.cloud_verifier.backends.row_plan import ON_GPU, MatrixKind, find_row_plan
+from outrider.cloud_verifier.backends.products.row_plan import ON_GPU, MatrixKind, find_row_plan
+from outrider.cloud_verifier.backends.products.ways import Linear, OwnKernel, ProductWay
 from outrider.common.errors import ModelError
 from outrider.common.types import SamplingParams
 from outrider.kernels import device, reference

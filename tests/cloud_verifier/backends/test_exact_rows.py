@@ -21,20 +21,20 @@ from benchmarks.reliability.planted import plant
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.products import (
-    Linear,
-    OwnKernel,
-    ProductWay,
-    UnsplitLibrary,
-    product_ways,
-)
-from outrider.cloud_verifier.backends.row_plan import (
+from outrider.cloud_verifier.backends.products.row_plan import (
     ON_CPU,
     ON_GPU,
     MatrixKind,
     Product,
     RowPlan,
     find_row_plan,
+)
+from outrider.cloud_verifier.backends.products.ways import (
+    Linear,
+    OwnKernel,
+    ProductWay,
+    UnsplitLibrary,
+    product_ways,
 )
 from outrider.cloud_verifier.backends.tiled import TiledPlanner, span_end
 from outrider.cloud_verifier.backends.transformers_backend import Feed, TransformersBackend, split_feeds

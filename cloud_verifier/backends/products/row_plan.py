@@ -5,7 +5,7 @@ token verified among five rows may get other last bits than one decoded alone. `
 counts give a row the same bits in every matrix of a model; forwards are then padded and split to those counts.
 Devices differ in which counts are worth a try and in what they cost (`RowChoices`), in nothing else. The idea is
 that of Thinking Machines' "Defeating Nondeterminism in LLM Inference" (2025), with measured counts first and a
-kernel of our own (`products`) only where no count does.
+kernel of our own (`ways`) only where no count does.
 """
 
 from __future__ import annotations
