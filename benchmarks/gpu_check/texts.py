@@ -57,7 +57,12 @@ def load(setting: Setting, dtype: str, exact_rows: str) -> TransformersBackend:
     """Returns the embedded target; in a rehearsal with its logits as tensors, for the interpreted kernels."""
     kv_tokens = setting.pick(2**17, 4096)
     backend = load_target(
-        EMBEDDED / "target", device=setting.device, dtype=dtype, kv_tokens=kv_tokens, exact_rows=exact_rows
+        EMBEDDED / "target",
+        device=setting.device,
+        dtype=dtype,
+        kv_tokens=kv_tokens,
+        exact_rows=exact_rows,
+        decoder="cuda",
     )
     if setting.is_rehearsal and dtype == "float32" and importlib.util.find_spec("triton"):
         from outrider.kernels import device

@@ -12,8 +12,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu_check.shape import Shape
+from benchmarks.gpu_check.shape import ModelWeights, Shape, own_config
+from benchmarks.gpu_check.stand_ins import RunAgain
 from outrider.cloud_verifier.backends.attention import AttentionPlanner
+from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
+from outrider.cloud_verifier.backends.cuda.graphs import Capture, CudaCapture
 from outrider.cloud_verifier.backends.loading import make_backend
 from outrider.cloud_verifier.backends.products.ways import OwnKernel, ProductWay, UnsplitLibrary
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
@@ -51,11 +54,11 @@ class Product:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Puts a model behind a backend. `max_calls` bounds its dispatcher calls a step, `max_ratio` its time in
-    reads of all weights."""
+    """Puts a model behind a backend. `max_calls` bounds its dispatcher calls a step, views left out, and `max_ratio`
+    its time in reads of all weights."""
 
     make: Callable[[Any, TargetFacts, int], TransformersBackend]
-    max_ratio: float = 1.4
+    max_ratio: float | None = None
     max_calls: int | None = None
 
 
@@ -85,8 +88,20 @@ def _make_paged(
     return PagedPlanner(16, shape.num_heads // shape.num_kv_heads, device), 16
 
 
-def _make_served(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
+def _make_transformers(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
     return make_backend(TransformersDecoder(model), facts, kv_tokens=kv_tokens)
+
+
+def _make_eager(
+    model: Any, facts: TargetFacts, kv_tokens: int, capture: Capture | None = None
+) -> TransformersBackend:
+    decoder = CudaDecoder(own_config(model), ModelWeights(model), capture=capture)
+    return make_backend(decoder, facts, kv_tokens=kv_tokens)
+
+
+def _make_graphs(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
+    capture: Capture = RunAgain() if facts.device == "cpu" else CudaCapture(torch.device(facts.device))
+    return _make_eager(model, facts, kv_tokens, capture)
 
 
 ATTENTIONS = {"sdpa": Attention(_make_sdpa), "paged": Attention(_make_paged, has_exact_rows=True)}
@@ -97,7 +112,12 @@ PRODUCTS = {
     "unsplit_padded": Product(UnsplitLibrary, padded_rows=128, has_exact_rows=True),
     "persistent": Product(OwnKernel, has_exact_rows=True, is_tried=True),
 }
-DECODERS = {"transformers": Decoder(_make_served)}
+# What is served first; then what it is compared with.
+DECODERS = {
+    "graphs": Decoder(_make_graphs, max_ratio=1.4),
+    "eager": Decoder(_make_eager, max_calls=400),
+    "transformers": Decoder(_make_transformers),
+}
 TEXTS = {
     "float32": Texts("float32", "auto", is_exact=True),
     "bfloat16": Texts("bfloat16", "off", is_exact=False),

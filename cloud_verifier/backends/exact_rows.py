@@ -239,6 +239,7 @@ def _compare(found: Logits, alone: Logits, how: str) -> None:
         )
 
 
+@torch.inference_mode()
 def check_attention(backend: TransformersBackend) -> None:
     """Raises `ModelError` unless a query's attention is the same alone, among all of its sequence, and beside
     others."""
@@ -255,21 +256,20 @@ def check_attention(backend: TransformersBackend) -> None:
     def sequence(length: int, num_queries: int, start: int = 0, is_run: bool = True) -> PackedSequence:
         return PackedSequence(start, num_queries, length, blocks[: -(-length // block_size)], is_run)
 
-    for rule in dict.fromkeys(backend.rules_seen.values()) or (AttentionRule(),):
+    def attend(rule: AttentionRule, sequences: Sequence[PackedSequence]) -> torch.Tensor:
+        rows = [row for each in sequences for row in range(each.past, each.length)]
+        return planner.plan(sequences)(query[:, rows], keys, values, rule)
 
-        def attend(sequences: Sequence[PackedSequence], rule: AttentionRule = rule) -> torch.Tensor:
-            rows = [row for each in sequences for row in range(each.past, each.length)]
-            return planner.plan(sequences)(query[:, rows], keys, values, rule)
-
-        whole = attend([sequence(lengths[-1], lengths[-1])])
+    for rule in backend.rules:
+        whole = attend(rule, [sequence(lengths[-1], lengths[-1])])
         several, start = [], 0
         for length in lengths:
-            alone = attend([sequence(length, 1)])[0]
+            alone = attend(rule, [sequence(length, 1)])[0]
             if not torch.equal(alone, whole[length - 1]):
                 raise ModelError(f"attention over {length} tokens depends on the number of queries")
             several.append(sequence(length, min(MAX_QUERIES, length), start, is_run=False))
             start = several[-1].stop
-        found = attend(several)
+        found = attend(rule, several)
         for each in several:
             if not torch.equal(found[each.start : each.stop], whole[each.past : each.length]):
                 raise ModelError(f"attention over {each.length} tokens depends on the sequences beside it")

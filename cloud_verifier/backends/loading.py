@@ -29,6 +29,7 @@ from outrider.common.config.units import show_size
 from outrider.common.errors import ModelError
 
 DTYPES = ("float32", "bfloat16")
+DECODERS = ("auto", "lean", "cuda", "transformers")
 MIN_KV_TOKENS = 256
 STEP_TOKENS = 512  # of the largest step, where nobody says
 
@@ -43,7 +44,7 @@ def load_target(
     step_tokens: int = STEP_TOKENS,
     block_size: int = BLOCK_SIZE,
     num_threads: int = 0,
-    is_lean: bool = True,
+    decoder: str = "auto",
     exact_rows: str = "auto",
     on_progress: Progress | None = None,
 ) -> TransformersBackend:
@@ -53,8 +54,9 @@ def load_target(
     on CUDA); `kv_bytes` the size of the KV pool for all sequences, or `kv_tokens` the same in tokens (of neither:
     512 MiB on a CPU, on CUDA what is free beside the weights and a step of `step_tokens`); `block_size` the tokens
     of a block; `num_threads` torch's CPU threads (0 leaves torch's own choice; a setting of the whole process);
-    `is_lean` whether our own decoder (`backends.lean`) is used for the models that it computes; `exact_rows`
-    "auto", "on" or "off" (see `exact_rows.use_exact_rows`); `on_progress` is called as weights are read.
+    `decoder` is "lean" or "cuda", our own for a CPU and for CUDA, for the models that they compute, or
+    "transformers", which is used for all others too; "auto" is that of the device; `exact_rows` "auto", "on" or
+    "off" (see `exact_rows.use_exact_rows`); `on_progress` is called as weights are read.
     Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code) or of an
     architecture that the packed forward does not compute, where the device has too little memory, and where
     `exact_rows` is "on" and rows differ.
@@ -68,11 +70,15 @@ def load_target(
         raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     if num_threads:
         torch.set_num_threads(num_threads)
+    if decoder not in DECODERS:
+        raise ModelError(f"decoder {decoder!r} is not one of {', '.join(DECODERS)}")
+    if decoder == "auto":
+        decoder = "lean" if device == "cpu" else "cuda"
     with Weights(directory, device, getattr(torch, dtype), on_progress) as weights:
         check_weights_fit(weights.num_bytes, directory.name, dtype, device)
-        config, decoder = _load_decoder(directory, config_json, weights, dtype, is_lean=is_lean)
+        config, loaded = _load_decoder(directory, config_json, weights, dtype, decoder)
     return make_backend(
-        decoder,
+        loaded,
         _facts(directory, config, device, dtype),
         kv_bytes=kv_bytes,
         kv_tokens=kv_tokens,
@@ -116,14 +122,20 @@ def make_backend(
 
 
 def _load_decoder(
-    directory: Path, config_json: dict[str, Any], weights: Weights, dtype: str, *, is_lean: bool
+    directory: Path, config_json: dict[str, Any], weights: Weights, dtype: str, name: str
 ) -> tuple[Any, Decoder]:
-    """Returns a model's configuration and decoder: our own, or that of transformers for all other models."""
+    """Returns a model's configuration and decoder: that of `name`, or transformers' for models that ours do not
+    compute."""
+    from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
+    from outrider.cloud_verifier.backends.cuda.graphs import CudaCapture
     from outrider.cloud_verifier.backends.lean import LeanDecoder
 
     try:
-        if is_lean and (config := _own_config(directory, config_json)) is not None:
-            return config, LeanDecoder(config, weights)
+        if name != "transformers" and (config := _own_config(directory, config_json)) is not None:
+            if name == "lean":
+                return config, LeanDecoder(config, weights)
+            capture = None if weights.device == "cpu" else CudaCapture(torch.device(weights.device))
+            return config, CudaDecoder(config, weights, capture=capture)
         from outrider.cloud_verifier.backends.through_transformers import load_through_transformers
 
         return load_through_transformers(directory, config_json, weights, dtype)

@@ -48,6 +48,7 @@ class TransformersDecoder(Decoder):
     """Runs any transformers decoder whose attention is ours."""
 
     is_of_transformers = True
+    writes_padding = False
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -48,7 +48,9 @@ def backend() -> TransformersBackend:
 
 
 def load(device: str) -> TransformersBackend:
-    backend = load_target(EMBEDDED / "target", device=device, dtype="float32", kv_tokens=16_384)
+    backend = load_target(
+        EMBEDDED / "target", device=device, dtype="float32", kv_tokens=16_384, decoder="cuda"
+    )
     if IS_REHEARSAL:
         backend.has_device_logits = True
     return backend

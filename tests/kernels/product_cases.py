@@ -117,13 +117,13 @@ class Planted(ProductWay):
         return by_place
 
 
-@pytest.mark.parametrize("is_lean", [True, False], ids=["own decoder", "transformers"])
+@pytest.mark.parametrize("decoder", ["lean", "cuda", "transformers"])
 def test_a_target_whose_library_fails_writes_the_same_texts_through_the_kernel(
-    is_lean: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arch = "llama" if is_lean else "gpt2"  # whose weights are transposed
+    arch = "gpt2" if decoder == "transformers" else "llama"  # gpt2's weights are transposed
     directory = make_tiny_target(tmp_path / arch, arch, num_layers=1, hidden=32, max_context=101)
-    backend = load_target(directory, dtype="bfloat16", is_lean=is_lean, kv_tokens=512, exact_rows="off")
+    backend = load_target(directory, dtype="bfloat16", decoder=decoder, kv_tokens=512, exact_rows="off")
     with pytest.raises(ModelError, match="at no number of rows"):
         use_exact_rows(backend, "on", ways=(Planted(),))
     use_exact_rows(backend, "on", ways=(Planted(), OwnKernel()), choices=replace(ON_GPU, counts=(8, 16)))

@@ -10,7 +10,10 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("name", ["triton_cases.py", "attention_cases.py", "product_cases.py"])
+@pytest.mark.parametrize(
+    "name",
+    ["triton_cases.py", "attention_cases.py", "product_cases.py", "layer_cases.py", "decoder_cases.py"],
+)
 def test_the_interpreted_kernels_pass_their_cases(name):
     cases = Path(__file__).parent / name
     run = subprocess.run(
@@ -108,3 +111,34 @@ def test_over_a_7b_shape_a_kernel_compiles_without_spilled_registers(names, tmp_
     run = run_without_a_gpu(COMPILE_7B, tmp_path, *names)
     expected = [f"{name} {capability} STACK:0" for name in names[1:] for capability in (80, 90)]
     assert run.stdout.splitlines() == expected, run.stderr
+
+
+COMPILE_LAYERS = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from outrider.kernels import layers as kernels
+
+kinds = {
+    "*bf16": "states added weight out qkv norms key_pool value_pool gate_up", "*fp32": "cos sin", "*i32": "slots",
+    "fp32": "epsilon",
+}
+kind_of = {name: kind for kind, names in kinds.items() for name in names.split()}
+sizes = dict(SIZE=3584, PADDED_SIZE=4096, HAS_ADDED=True, NUM_HEADS=28, NUM_KV_HEADS=4, HALF=64, PADDED_HALF=64)
+sizes |= dict(HAS_NORMS=True, GATE_SIZE=kernels.GATE_SIZE, IS_GELU=True)
+warps = {"_add_norm": kernels.num_warps(3584), "_rotate": 1, "_gate": 4}
+for fn in (kernels._add_norm, kernels._rotate, kernels._gate):
+    for capability in (80, 90):
+        signature = {name: kind_of.get(name, "constexpr") for name in fn.arg_names}
+        values = {name: sizes[name] for name, kind in signature.items() if kind == "constexpr"}
+        source = ASTSource(fn=fn, signature=signature, constexprs=values)
+        options = {"num_warps": warps[fn.__name__]}
+        compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        print(fn.__name__, capability, len(compiled.asm["cubin"]) > 0)
+"""
+
+
+def test_the_kernels_of_a_layer_compile_for_gpus_that_are_not_here(tmp_path):
+    run = run_without_a_gpu(COMPILE_LAYERS, tmp_path)
+    names = [f"{name} {capability}" for name in ("_add_norm", "_rotate", "_gate") for capability in (80, 90)]
+    assert run.stdout.splitlines() == [f"{name} True" for name in names], run.stderr

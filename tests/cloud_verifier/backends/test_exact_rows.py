@@ -48,19 +48,20 @@ from outrider.common.types import SamplingParams
 TEXT = [(37 * i + 11) % 300 for i in range(300)]
 NUM_NEW = 14
 CASES = [
-    ("llama", "float32", True),
-    ("llama", "bfloat16", True),
-    ("qwen2", "float32", True),
-    ("qwen2", "float32", False),
-    ("qwen2", "bfloat16", True),
-    ("gpt2", "bfloat16", True),
+    ("llama", "float32", "lean"),
+    ("llama", "bfloat16", "lean"),
+    ("qwen2", "float32", "lean"),
+    ("qwen2", "float32", "transformers"),
+    ("qwen2", "bfloat16", "lean"),
+    ("gpt2", "bfloat16", "transformers"),
+    ("qwen3", "bfloat16", "cuda"),
 ]
 
 
 @pytest.fixture(params=CASES, scope="module")
 def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
-    arch, dtype, is_lean = request.param
-    return load_target(target_of(arch), dtype=dtype, is_lean=is_lean, kv_tokens=2048, exact_rows="on")
+    arch, dtype, decoder = request.param
+    return load_target(target_of(arch), dtype=dtype, decoder=decoder, kv_tokens=2048, exact_rows="on")
 
 
 def score(backend: TransformersBackend, fed: list[int], num_rows: int, start: int = 0) -> Logits:
@@ -364,7 +365,7 @@ def test_on_refuses_and_auto_says_so_where_rows_differ(
 
 def test_a_parameter_that_is_no_matrix_is_not_called_reproducible(target_of: Callable[[str], Path]) -> None:
     backend = load_target(
-        target_of("llama"), dtype="bfloat16", kv_tokens=2048, exact_rows="off", is_lean=False
+        target_of("llama"), dtype="bfloat16", kv_tokens=2048, exact_rows="off", decoder="transformers"
     )
     experts = torch.nn.Parameter(torch.zeros(2, 3, 4), requires_grad=False)
     backend.decoder._model.register_parameter("experts", experts)  # type: ignore[attr-defined]

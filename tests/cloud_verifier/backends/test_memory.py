@@ -117,15 +117,15 @@ def test_a_pool_that_cannot_be_allocated_names_the_flag(
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(Weights, "read", full)
-    for is_lean in (True, False):
-        if not is_lean:
+    for decoder in ("lean", "cuda", "transformers"):
+        if decoder == "transformers":
             monkeypatch.setattr(
                 "outrider.cloud_verifier.backends.through_transformers.load_through_transformers", full
             )
         with pytest.raises(
             ModelError, match=r"weights of .*llama.* do not fit on cpu: out of memory; .*--device"
         ):
-            load_target(target_of("llama"), is_lean=is_lean)
+            load_target(target_of("llama"), decoder=decoder)
 
 
 def test_progress_is_of_all_the_weights_read_in_order(target_of: Callable[[str], Path]) -> None:
