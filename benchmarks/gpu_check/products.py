@@ -162,4 +162,4 @@ def _report_cost(
     worst = max(costs, key=lambda num_rows: costs[num_rows])
     report.note(exact_costs=costs)
     what = f"products of the check's plan ({name}) : default, worst of up to {MAX_COST_ROWS} rows ({worst})"
-    report.figure("gpu.exact_cost", what, costs[worst], "ratio", at_most(MAX_COST))
+    report.figure("gpu.exact_cost.products", what, costs[worst], "ratio", at_most(MAX_COST))
