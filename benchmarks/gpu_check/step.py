@@ -29,7 +29,11 @@ NUM_ROWS = 5  # a session's: four drafted tokens and the bonus
 SESSIONS, CONTEXTS = (1, 4, 16, 64), (512, 4096)
 COUNTED_SESSIONS, COUNTED_CONTEXT = 64, 300
 JUDGED_SESSIONS = (1, 16)
-MAX_GRAPH_RATIO = 0.4
+# Of the times of two decoders' steps.
+RATIOS = {
+    "gpu.graph": ("graphs", "eager", "with CUDA graphs : without", 0.4),
+    "gpu.exact_cost": ("exact", "graphs", "with exact rows : without", 1.25),
+}
 
 
 class CallCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
@@ -68,12 +72,11 @@ def run(setting: Setting, report: Report) -> None:
         del backend  # its pool goes before the next one's comes
         gc.collect()
     for num_sessions in setting.pick(JUDGED_SESSIONS, (2,)):
-        pair = [step_ms.get((name, num_sessions)) for name in ("graphs", "eager")]
-        if pair[0] and pair[1]:
-            what = f"step of {num_sessions} x 5 rows with CUDA graphs : without"
-            report.figure(
-                f"gpu.graph.{num_sessions}", what, pair[0] / pair[1], "ratio", at_most(MAX_GRAPH_RATIO)
-            )
+        for id, (first, second, what, bound) in RATIOS.items():
+            pair = [step_ms.get((name, num_sessions)) for name in (first, second)]
+            if pair[0] and pair[1]:
+                what = f"step of {num_sessions} x 5 rows {what}"
+                report.figure(f"{id}.{num_sessions}", what, pair[0] / pair[1], "ratio", at_most(bound))
 
 
 def _run_decoder(

@@ -22,6 +22,7 @@ from outrider.cloud_verifier.backends.products.ways import OwnKernel, ProductWay
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
+from outrider.common.errors import ModelError
 
 
 class NotHere(Exception):
@@ -89,19 +90,28 @@ def _make_paged(
 
 
 def _make_transformers(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
-    return make_backend(TransformersDecoder(model), facts, kv_tokens=kv_tokens)
+    return make_backend(TransformersDecoder(model), facts, kv_tokens=kv_tokens, exact_rows="off")
 
 
 def _make_eager(
-    model: Any, facts: TargetFacts, kv_tokens: int, capture: Capture | None = None
+    model: Any, facts: TargetFacts, kv_tokens: int, capture: Capture | None = None, exact_rows: str = "off"
 ) -> TransformersBackend:
     decoder = CudaDecoder(own_config(model), ModelWeights(model), capture=capture)
-    return make_backend(decoder, facts, kv_tokens=kv_tokens)
+    return make_backend(decoder, facts, kv_tokens=kv_tokens, exact_rows=exact_rows)
 
 
-def _make_graphs(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
+def _make_graphs(
+    model: Any, facts: TargetFacts, kv_tokens: int, exact_rows: str = "off"
+) -> TransformersBackend:
     capture: Capture = RunAgain() if facts.device == "cpu" else CudaCapture(torch.device(facts.device))
-    return _make_eager(model, facts, kv_tokens, capture)
+    return _make_eager(model, facts, kv_tokens, capture, exact_rows)
+
+
+def _make_exact(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
+    try:
+        return _make_graphs(model, facts, kv_tokens, exact_rows="on")
+    except ModelError as error:
+        raise NotHere(str(error)) from error
 
 
 ATTENTIONS = {"sdpa": Attention(_make_sdpa), "paged": Attention(_make_paged, has_exact_rows=True)}
@@ -115,6 +125,7 @@ PRODUCTS = {
 # What is served first; then what it is compared with.
 DECODERS = {
     "graphs": Decoder(_make_graphs, max_ratio=1.4),
+    "exact": Decoder(_make_exact),
     "eager": Decoder(_make_eager, max_calls=400),
     "transformers": Decoder(_make_transformers),
 }

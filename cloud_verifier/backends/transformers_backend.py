@@ -303,8 +303,8 @@ class TransformersBackend(TargetBackend):
 
     def _clear(self, block_ids: list[int]) -> None:
         """Zeroes blocks. Attention masks the slots that a sequence has not written to, but multiplies them by
-        zero: NaN that the block's last holder left there would pass."""
-        if block_ids:
+        zero: NaN that the block's last holder left there would pass. Our kernel does not read them."""
+        if block_ids and not self.has_paged_kernel:
             for pool in self._pools:
                 pool.index_fill_(1, self._tensor(block_ids), 0.0)
 
