@@ -166,9 +166,11 @@ def _check_device(device: str) -> None:
     if kind != "cuda" or (index and not index.isdecimal()):
         raise ModelError(f"device {device!r} is not cpu, cuda or cuda:N")
     if not torch.cuda.is_available():
-        raise ModelError(f"device {device!r} was asked for, and torch finds no CUDA device")
+        raise ModelError(f"device {device!r} was asked for (--device), and torch finds no CUDA device")
     if index and int(index) >= torch.cuda.device_count():
-        raise ModelError(f"device {device!r} does not exist: {torch.cuda.device_count()} CUDA device(s)")
+        raise ModelError(
+            f"device {device!r} does not exist: {torch.cuda.device_count()} CUDA device(s), from cuda:0 on"
+        )
 
 
 def _facts(directory: Path, config: Any, device: str, dtype: str) -> TargetFacts:

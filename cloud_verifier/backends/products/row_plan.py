@@ -124,9 +124,10 @@ def find_row_plan(
     bits: dict[int, list[bytes | None]] = {count: [] for count in choices.counts}
     for kind in kinds:
         product = kind.make(cancelling_weight(kind, dtype, device))
+        others = _other_rows(kind.num_inputs, max(bits), dtype, device)
         deadline = time.monotonic() + choices.max_probe_s / len(kinds)
         for count in sorted(bits):
-            bits[count].append(_row_bits(product, kind.num_inputs, count, dtype, device))
+            bits[count].append(_row_bits(product, others[:, :count]))
             if time.monotonic() > deadline:
                 bits = {each: bits[each] for each in bits if each <= count}
                 break
@@ -150,17 +151,21 @@ def cancelling_weight(kind: MatrixKind, dtype: torch.dtype, device: torch.device
     return weight.to(device=device, dtype=dtype).repeat(num_copies, 1)[: kind.num_outputs].contiguous()
 
 
-def _row_bits(
-    product: Product, num_inputs: int, count: int, dtype: torch.dtype, device: torch.device
-) -> bytes | None:
-    """Returns the bits of a row of ones among `count` rows, None where its place or neighbours change them."""
-    generator = torch.Generator().manual_seed(count)
-    found: list[torch.Tensor] = []
-    # In every place, and beside other rows in each turn, of which the second's are the largest.
-    for first, last, scale in ((0, count - 1, 1.0), (1, 0, float(2**MAX_EXPONENT))):
-        x = scale * torch.randn(count, num_inputs, generator=generator)
+def _other_rows(num_inputs: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Returns rows beside which a row is multiplied, in two turns [2, count, in]: the second's are the largest."""
+    generator = torch.Generator().manual_seed(num_inputs)
+    others = torch.randn((2, count, num_inputs), generator=generator)
+    others[1] *= 2.0**MAX_EXPONENT
+    return others.to(device=device, dtype=dtype)
+
+
+def _row_bits(product: Product, others: torch.Tensor) -> bytes | None:
+    """Returns the bits of a row of ones among others [2, count, in], None where its place or they change them."""
+    count, found = others.shape[1], list[torch.Tensor]()
+    for turn, (first, last) in enumerate(((0, count - 1), (1, 0))):  # in every place, once
+        x = others[turn].clone()
         x[first::2] = x[last] = 1.0
-        out = product(x.to(device=device, dtype=dtype))
+        out = product(x)
         found += [out[first::2], out[last : last + 1]]
     rows = torch.cat(found)
     # Widening keeps bits apart; numpy has no bfloat16.
