@@ -29,11 +29,11 @@ NUM_ROWS = 5  # a session's: four drafted tokens and the bonus
 SESSIONS, CONTEXTS = (1, 4, 16, 64), (512, 4096)
 COUNTED_SESSIONS, COUNTED_CONTEXT = 64, 300
 JUDGED_SESSIONS = (1, 16)
-# Of the times of two decoders' steps.
-RATIOS = {
-    "gpu.graph": ("graphs", "eager", "with CUDA graphs : without", 0.4),
-    "gpu.exact_cost": ("exact", "graphs", "with exact rows : without", 1.25),
-}
+# Id, the two decoders, the most that the ratio of their times may be, and what it is.
+COMPARED = (
+    ("gpu.graph", ("graphs", "eager"), 0.4, "with CUDA graphs : without"),
+    ("gpu.exact_cost", ("exact", "graphs"), 1.25, "with exact rows : without"),
+)
 
 
 class CallCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types here
@@ -72,11 +72,11 @@ def run(setting: Setting, report: Report) -> None:
         del backend  # its pool goes before the next one's comes
         gc.collect()
     for num_sessions in setting.pick(JUDGED_SESSIONS, (2,)):
-        for id, (first, second, what, bound) in RATIOS.items():
-            pair = [step_ms.get((name, num_sessions)) for name in (first, second)]
-            if pair[0] and pair[1]:
+        for id, names, most, what in COMPARED:
+            one, other = (step_ms.get((name, num_sessions)) for name in names)
+            if one and other:
                 what = f"step of {num_sessions} x 5 rows {what}"
-                report.figure(f"{id}.{num_sessions}", what, pair[0] / pair[1], "ratio", at_most(bound))
+                report.figure(f"{id}.{num_sessions}", what, one / other, "ratio", at_most(most))
 
 
 def _run_decoder(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,23 +94,15 @@ def _make_transformers(model: Any, facts: TargetFacts, kv_tokens: int) -> Transf
     return make_backend(TransformersDecoder(model), facts, kv_tokens=kv_tokens, exact_rows="off")
 
 
-def _make_eager(
-    model: Any, facts: TargetFacts, kv_tokens: int, capture: Capture | None = None, exact_rows: str = "off"
+def _make_own(
+    model: Any, facts: TargetFacts, kv_tokens: int, *, has_graphs: bool, exact_rows: str = "off"
 ) -> TransformersBackend:
+    capture: Capture | None = None
+    if has_graphs:
+        capture = RunAgain() if facts.device == "cpu" else CudaCapture(torch.device(facts.device))
     decoder = CudaDecoder(own_config(model), ModelWeights(model), capture=capture)
-    return make_backend(decoder, facts, kv_tokens=kv_tokens, exact_rows=exact_rows)
-
-
-def _make_graphs(
-    model: Any, facts: TargetFacts, kv_tokens: int, exact_rows: str = "off"
-) -> TransformersBackend:
-    capture: Capture = RunAgain() if facts.device == "cpu" else CudaCapture(torch.device(facts.device))
-    return _make_eager(model, facts, kv_tokens, capture, exact_rows)
-
-
-def _make_exact(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
     try:
-        return _make_graphs(model, facts, kv_tokens, exact_rows="on")
+        return make_backend(decoder, facts, kv_tokens=kv_tokens, exact_rows=exact_rows)
     except ModelError as error:
         raise NotHere(str(error)) from error
 
@@ -124,9 +117,9 @@ PRODUCTS = {
 }
 # What is served first; then what it is compared with.
 DECODERS = {
-    "graphs": Decoder(_make_graphs, max_ratio=1.4),
-    "exact": Decoder(_make_exact),
-    "eager": Decoder(_make_eager, max_calls=400),
+    "graphs": Decoder(partial(_make_own, has_graphs=True), max_ratio=1.4),
+    "eager": Decoder(partial(_make_own, has_graphs=False), max_calls=400),
+    "exact": Decoder(partial(_make_own, has_graphs=True, exact_rows="on")),
     "transformers": Decoder(_make_transformers),
 }
 TEXTS = {

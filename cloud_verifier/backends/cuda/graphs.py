@@ -66,6 +66,11 @@ class StepGraphs:
         self._keep(key, graph)
         return states
 
+    @property
+    def num_graphs(self) -> int:
+        """Returns the number of sizes that are replayed."""
+        return sum(map(bool, self._graphs.values()))
+
     def forget(self) -> None:
         """Drops all graphs: what they were captured of is computed in another way from now on."""
         self._graphs.clear()

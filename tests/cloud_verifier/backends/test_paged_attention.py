@@ -186,7 +186,7 @@ def test_alike_sequences_are_one_group_and_long_ones_attend_alone() -> None:
 class KernelPlanner(SdpaPlanner):
     """Stands in for the planner of the kernel."""
 
-    def __init__(self, block_size: int, num_groups: int, device: torch.device) -> None:
+    def __init__(self, block_size: int, num_groups: int, device: torch.device, **options: object) -> None:
         super().__init__(block_size, 1024, num_groups, torch.float32, device)
 
 

@@ -89,7 +89,7 @@ def test_other_rows_grids_and_addresses_have_graphs_of_their_own(steps: Steps, t
     for number in range(3):
         for token_ids, grid in (([number, 1], 4), ([number, 1, 2], 4), ([number, 1], 8)):
             assert steps.step(through, token_ids, grid) == [2 * each for each in token_ids]
-    assert steps.num_captures == steps.num_replays == 3
+    assert steps.num_captures == steps.num_replays == through.num_graphs == 3
     steps.inputs = FixedInputs(CPU, 64)
     assert steps.step(through, [5, 6], 4) == [10, 12] and steps.num_replays == 3
 
