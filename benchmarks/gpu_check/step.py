@@ -32,7 +32,7 @@ JUDGED_SESSIONS = (1, 16)
 # Id, the two decoders, the most that the ratio of their times may be, and what it is.
 COMPARED = (
     ("gpu.graph", ("graphs", "eager"), 0.4, "with CUDA graphs : without"),
-    ("gpu.exact_step", ("exact", "graphs"), 1.25, "with exact rows : without"),
+    ("gpu.exact_cost", ("exact", "graphs"), 1.25, "with exact rows : without"),
 )
 
 

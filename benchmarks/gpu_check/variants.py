@@ -19,6 +19,7 @@ from outrider.cloud_verifier.backends.attention import AttentionPlanner
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.cuda.graphs import Capture, CudaCapture
 from outrider.cloud_verifier.backends.loading import make_backend
+from outrider.cloud_verifier.backends.products.ways import OwnKernel, ProductWay, UnsplitLibrary
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
@@ -40,13 +41,17 @@ class Attention:
 
 @dataclass(frozen=True)
 class Product:
-    """Multiplies some rows: all at once (0), or padded to a multiple of `padded_rows`, hence in one shape.
+    """Multiplies some rows in one of the verifier's ways: all at once (0), or padded to a multiple of `padded_rows`,
+    hence in one shape.
 
-    With `has_exact_rows` a row's bits must not change with their number.
+    With `has_exact_rows` a row's bits must not change with their number; what `is_tried` is put through the
+    verifier's own check at the start, in this order.
     """
 
+    make_way: Callable[[], ProductWay] = ProductWay
     padded_rows: int = 0
     has_exact_rows: bool = False
+    is_tried: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,9 +66,10 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Texts:
-    """Says in which dtype texts are written, and whether they must equal cloud-only's."""
+    """Says in which dtype and with which `--exact-rows` texts are written, and whether they must equal cloud-only's."""
 
     dtype: str
+    exact_rows: str
     is_exact: bool
 
 
@@ -102,7 +108,13 @@ def _make_own(
 
 
 ATTENTIONS = {"sdpa": Attention(_make_sdpa), "paged": Attention(_make_paged, has_exact_rows=True)}
-PRODUCTS = {"default": Product(), "padded": Product(padded_rows=128, has_exact_rows=True)}
+PRODUCTS = {
+    "default": Product(is_tried=True),
+    "padded": Product(padded_rows=128, has_exact_rows=True),
+    "unsplit": Product(UnsplitLibrary, is_tried=True),
+    "unsplit_padded": Product(UnsplitLibrary, padded_rows=128, has_exact_rows=True),
+    "persistent": Product(OwnKernel, has_exact_rows=True, is_tried=True),
+}
 # What is served first; then what it is compared with.
 DECODERS = {
     "graphs": Decoder(partial(_make_own, has_graphs=True), max_ratio=1.4),
@@ -110,4 +122,8 @@ DECODERS = {
     "exact": Decoder(partial(_make_own, has_graphs=True, exact_rows="on")),
     "transformers": Decoder(_make_transformers),
 }
-TEXTS = {"float32": Texts("float32", is_exact=True), "bfloat16": Texts("bfloat16", is_exact=False)}
+TEXTS = {
+    "float32": Texts("float32", "auto", is_exact=True),
+    "bfloat16": Texts("bfloat16", "off", is_exact=False),
+    "bfloat16_exact": Texts("bfloat16", "on", is_exact=True),
+}

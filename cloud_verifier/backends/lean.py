@@ -19,9 +19,11 @@ from torch.nn.functional import gelu, linear, silu
 
 from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPlan, attend, write
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
-from outrider.cloud_verifier.backends.row_plan import MatrixKind
+from outrider.cloud_verifier.backends.products.row_plan import MatrixKind
+from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
+from outrider.common.errors import ModelError
 
 # One row is fastest over plain transposed weights, several over packed ones. Below this size we keep both.
 MAX_DUPLICATED_BYTES = 512 * 2**20
@@ -90,14 +92,15 @@ def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
 
 
 class PlainLinear:
-    """Computes the same with the library's own product, in any dtype on any device."""
+    """Computes the same by any function (the library's, at first), in any dtype on any device."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, multiply: Linear = linear) -> None:
         """`weight` is [out, in]."""
         self._weight, self._bias = weight, bias
+        self.multiply = multiply
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self._weight, self._bias)
+        return self.multiply(x, self._weight, self._bias)
 
 
 class PlainNorm:
@@ -170,6 +173,8 @@ class LayerReader(Generic[Norm]):
         self._config = config
         self._weights = weights
         self.kinds: dict[tuple[int, int, bool], MatrixKind] = {}  # of all matrices made so far
+        self._products: list[Operation] = []
+        self._multiply: Linear = linear
 
     def linear(self, *parts: tuple[str, int], num_inputs: int, has_bias: bool) -> Operation:
         """Returns one product of several layers (name, outputs) of the model that have the same input."""
@@ -184,12 +189,25 @@ class LayerReader(Generic[Norm]):
         num_outputs, num_inputs = weight.shape
         kind = MatrixKind(num_inputs, num_outputs, lambda other: self._make(other, no_bias))
         self.kinds[num_inputs, num_outputs, bias is None] = kind
-        return self._make(weight, bias)
+        self._products.append(self._make(weight, bias))
+        return self._products[-1]
+
+    def use_linear(self, multiply: Linear) -> None:
+        """Exchanges the function of all products made so far, and of those of their kinds.
+
+        Raises `ModelError` for weights that are packed for the library's.
+        """
+        self._multiply = multiply
+        for product in self._products:
+            if isinstance(product, PlainLinear):
+                product.multiply = multiply
+            elif multiply is not linear:
+                raise ModelError("products in float32 on a CPU are the library's")
 
     def _make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operation:
         if self._is_packed:
             return PackedLinear(weight, bias, is_doubled=self._is_doubled)
-        return PlainLinear(weight, bias)
+        return PlainLinear(weight, bias, self._multiply)
 
     def norm(self, name: str, size: int) -> Norm:
         """Returns the norm of this name."""
@@ -261,15 +279,18 @@ class LeanDecoder(Decoder):
         self._embedding, self._head = reader.head()
         self._scale = config.hidden_size**0.5 if config.is_gemma else None
         self._softcap = config.final_logit_softcapping
-        self._kinds = list(reader.kinds.values())
+        self._reader = reader
 
     def use_exact_rows(self) -> None:
         """Exchanges the activation, which the library ends in scalar code that rounds otherwise in float32."""
         if self._is_float32:
             self._activation = self._exact_activation
 
+    def use_linear(self, linear: Linear) -> None:
+        self._reader.use_linear(linear)
+
     def matrix_kinds(self) -> list[MatrixKind]:
-        return self._kinds
+        return list(self._reader.kinds.values())
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan

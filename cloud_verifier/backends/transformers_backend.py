@@ -15,7 +15,8 @@ from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSe
 from outrider.cloud_verifier.backends.cuda.graphs import graph_rows
 from outrider.cloud_verifier.backends.cuda.inputs import FixedInputs
 from outrider.cloud_verifier.backends.packing import PackedSequence, row_positions
-from outrider.cloud_verifier.backends.row_plan import MatrixKind, RowPlan, padded_rows
+from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPlan, padded_rows
+from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
 from outrider.common.tree import Tree, is_chain
@@ -119,6 +120,13 @@ class Decoder(Protocol):
     def use_exact_rows(self) -> None:
         """Leaves out, from now on, what gives a row other bits by its place or the number of rows."""
 
+    def use_linear(self, linear: Linear) -> None:
+        """Multiplies all matrices by `linear` from now on, those of `matrix_kinds` too; what is kept of other products
+        or settings of the library (captured graphs) is dropped.
+
+        Raises `ModelError` where a matrix is multiplied by other code. With torch's own `linear` all is as at first.
+        """
+
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
@@ -153,12 +161,12 @@ class TransformersBackend(TargetBackend):
         self.has_paged_kernel = False  # attention is our own kernel's (CUDA)
         self.row_plan: RowPlan | None = None  # counts with which products are run; None: any
         self.is_reproducible = False
+        self.product_way = ""  # how matrices are multiplied where rows are exact (`products.ways`)
         # What a forward keeps of every token fed, for heads that draft from it: the states after these layers; that
         # after the final norm has the number of layers as its index.
         self.feature_layers: tuple[int, ...] = ()
-        self.features: dict[
-            int, torch.Tensor
-        ] = {}  # of the last forward, by layer, each [tokens fed, hidden_size]
+        # Of the last forward, by layer, each [tokens fed, hidden_size].
+        self.features: dict[int, torch.Tensor] = {}
         self._pools: list[torch.Tensor] = []  # keys, then values, of all layers
         # Views of them, per layer: [num_blocks, block_size, kv_heads, head_dim].
         self._key_pools: list[torch.Tensor] = []
@@ -198,6 +206,11 @@ class TransformersBackend(TargetBackend):
     def num_kv_tokens(self) -> int:
         """Returns the number of token slots of the whole pool."""
         return self.blocks.num_blocks * self.blocks.block_size
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Returns the bytes of these."""
+        return self.num_kv_tokens * self.facts.kv_bytes_per_token
 
     @property
     def rules(self) -> list[AttentionRule]:

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from support.models import make_tiny_target
+from torch.nn.functional import linear
 
 from benchmarks.gpu_check.stand_ins import RunAgain
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.decoder_config import make_decoder_config, with_defaults
+from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.paged import PagedPlanner
+from outrider.cloud_verifier.backends.products.row_plan import ON_GPU, RowPlan
+from outrider.cloud_verifier.backends.products.ways import OwnKernel
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.kernels import layers
@@ -82,3 +87,18 @@ def test_replayed_steps_have_the_logits_of_the_decoder_for_a_cpu(tmp_path: Path)
         pool.fill_(torch.nan)  # as others may leave it
     for ours, theirs in zip(steps_of(backend), found, strict=True):
         assert np.array_equal(ours, theirs)
+
+
+def test_exact_rows_are_found_through_graphs_of_the_products_that_are_tried(tmp_path: Path) -> None:
+    directory = make_tiny_target(tmp_path / "model", "qwen3", num_layers=1, max_context=101, **SIZES)
+    capture = RunAgain()
+    backend = through_kernels(directory, capture)
+    steps_of(backend)
+    graphs = backend.decoder._graphs  # type: ignore[attr-defined]
+    assert graphs._graphs
+    backend.decoder.use_linear(linear)
+    assert not graphs._graphs, "they have the products of another way in them"
+    before = capture.num_captures
+    use_exact_rows(backend, "on", ways=(OwnKernel(),), choices=replace(ON_GPU, counts=(8, 16)))
+    assert backend.is_reproducible and backend.has_trees and capture.num_captures > before
+    assert backend.row_plan == RowPlan((8, 16)) and isinstance(backend.planner, PagedPlanner)

@@ -23,7 +23,8 @@ from outrider.cloud_verifier.backends.lean import (
     capped,
     inverse_frequencies,
 )
-from outrider.cloud_verifier.backends.row_plan import MatrixKind
+from outrider.cloud_verifier.backends.products.row_plan import MatrixKind
+from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.kernels import plain_layers
@@ -91,7 +92,11 @@ class CudaDecoder(Decoder):
         self._graphs = None if capture is None else StepGraphs(self.run_layers, capture)
 
     def use_exact_rows(self) -> None:
-        """Drops what was captured, perhaps with other products: no kernel of ours looks at other rows."""
+        """Changes nothing: no kernel of ours looks at other rows."""
+
+    def use_linear(self, linear: Linear) -> None:
+        """Drops what was captured, too."""
+        self._reader.use_linear(linear)
         if self._graphs is not None:
             self._graphs.forget()
 

@@ -233,7 +233,7 @@ def test_a_model_runs_through_the_kernel_only_if_its_numbers_stay_the_same(
     with caplog.at_level(logging.WARNING):
         use_paged_kernel(backend, probe(backend))
     backend.device = "cuda"
-    words = describe_target(backend, "")
+    words = describe_target(backend)
     if reason:
         assert backend.planner is before and not backend.has_paged_kernel
         assert "the paged attention kernel is not used" in caplog.text and reason in caplog.text
