@@ -11,11 +11,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
-from outrider.cloud_verifier.backends.attention import AttentionRule, FixedAttention, ForwardPlan
+from outrider.cloud_verifier.backends.attention import FixedAttention, ForwardPlan
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +37,7 @@ class Graph:
     """Holds the captured layers of steps of one size."""
 
     replay: Run
-    rules: dict[int, AttentionRule]
+    plan: ForwardPlan  # of the run that was captured
 
 
 class StepGraphs:
@@ -57,12 +56,12 @@ class StepGraphs:
             return self._run(token_ids, positions, plan)
         if (graph := self._graphs.get(key)) is not None:
             self._keep(key, graph)
-            plan.rules_seen.update(graph.rules)
-            return graph.replay()
+            states = graph.replay()
+            plan.rules_seen.update(graph.plan.rules_seen)
+            return states
         states = self._run(token_ids, positions, plan)
         if key in self._graphs:
-            run = partial(self._run_again, token_ids, positions, plan)
-            graph = self._make(self._capture, run, plan)
+            graph = self._make(self._capture, token_ids, positions, plan)
         self._keep(key, graph)
         return states
 
@@ -75,19 +74,24 @@ class StepGraphs:
         """Drops all graphs: what they were captured of is computed in another way from now on."""
         self._graphs.clear()
 
-    def _make(self, capture: Capture, run: Run, plan: ForwardPlan) -> Graph | None:
+    def _make(
+        self, capture: Capture, token_ids: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan
+    ) -> Graph | None:
         """Returns the graph; None, from now on too, where there can be none."""
+        assert isinstance(plan.attention, FixedAttention)
+        again = replace(plan, attention=plan.attention.again(), rules_seen={})
+
+        def run() -> torch.Tensor:
+            again.rules_seen.clear()
+            return self._run(token_ids, positions, again)
+
         try:
-            return Graph(capture(run), dict(plan.rules_seen))
+            return Graph(capture(run), again)
         except RuntimeError as error:  # no memory is left, or a library does what cannot be captured
             self._capture = None
             self.forget()
             logger.warning("steps are not run as CUDA graphs, which takes longer: %s", error)
             return None
-
-    def _run_again(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
-        assert isinstance(plan.attention, FixedAttention)
-        return self._run(token_ids, positions, replace(plan, attention=plan.attention.again(), rules_seen={}))
 
     def _keep(self, key: tuple[int, ...], graph: Graph | None) -> None:
         self._graphs.pop(key, None)
