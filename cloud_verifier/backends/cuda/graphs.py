@@ -11,11 +11,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
-from outrider.cloud_verifier.backends.attention import AttentionRule, FixedAttention, ForwardPlan
+from outrider.cloud_verifier.backends.attention import FixedAttention, ForwardPlan
 
 logger = logging.getLogger(__name__)
 
@@ -38,8 +37,7 @@ class Graph:
     """Holds the captured layers of steps of one size."""
 
     replay: Run
-    rules: dict[int, AttentionRule]
-    features: dict[int, torch.Tensor]  # that a replay overwrites
+    plan: ForwardPlan  # of the run that was captured
 
 
 class StepGraphs:
@@ -58,14 +56,13 @@ class StepGraphs:
             return self._run(token_ids, positions, plan)
         if (graph := self._graphs.get(key)) is not None:
             self._keep(key, graph)
-            plan.rules_seen.update(graph.rules)
-            plan.features.update(graph.features)
-            return graph.replay()
+            states = graph.replay()
+            plan.rules_seen.update(graph.plan.rules_seen)
+            plan.features.update(graph.plan.features)  # until the next replay
+            return states
         states = self._run(token_ids, positions, plan)
         if key in self._graphs:
-            features = dict[int, torch.Tensor]()
-            run = partial(self._run_again, token_ids, positions, plan, features)
-            graph = self._make(self._capture, run, plan, features)
+            graph = self._make(self._capture, token_ids, positions, plan)
         self._keep(key, graph)
         return states
 
@@ -79,29 +76,23 @@ class StepGraphs:
         self._graphs.clear()
 
     def _make(
-        self, capture: Capture, run: Run, plan: ForwardPlan, features: dict[int, torch.Tensor]
+        self, capture: Capture, token_ids: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan
     ) -> Graph | None:
-        """Returns the graph of `run`, which keeps `features`; None, from now on too, where there can be none."""
+        """Returns the graph; None, from now on too, where there can be none."""
+        assert isinstance(plan.attention, FixedAttention)
+        again = replace(plan, attention=plan.attention.again(), rules_seen={}, features={})
+
+        def run() -> torch.Tensor:
+            again.rules_seen.clear()
+            return self._run(token_ids, positions, again)
+
         try:
-            return Graph(capture(run), dict(plan.rules_seen), features)
+            return Graph(capture(run), again)
         except RuntimeError as error:  # no memory is left, or a library does what cannot be captured
             self._capture = None
             self.forget()
             logger.warning("steps are not run as CUDA graphs, which takes longer: %s", error)
             return None
-
-    def _run_again(
-        self,
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-        plan: ForwardPlan,
-        features: dict[int, torch.Tensor],
-    ) -> torch.Tensor:
-        assert isinstance(plan.attention, FixedAttention)
-        attention = plan.attention.again()
-        return self._run(
-            token_ids, positions, replace(plan, attention=attention, rules_seen={}, features=features)
-        )
 
     def _keep(self, key: tuple[int, ...], graph: Graph | None) -> None:
         self._graphs.pop(key, None)
