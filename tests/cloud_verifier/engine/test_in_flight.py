@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.fakes import FakeBackend
 
-from outrider.cloud_verifier.backends.base import Logits
+from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.engine.finish import make_rows
 from outrider.cloud_verifier.verification.rows import HostRows, StepRound
 from outrider.common.alignment import TokenChain
 from outrider.common.types import (
@@ -204,6 +206,26 @@ def test_a_generation_is_collected_in_its_own_step() -> None:
     harness.settle()
     written = [token_id for reply in replies for token_id in reply.token_ids]  # type: ignore[union-attr]
     assert [opening.first_token, *written] == harness.reference((5, 6, 7), GREEDY, 6)
+
+
+class TensorBackend(FakeBackend):
+    """Leaves its logits in a tensor."""
+
+    def forward(self, items: Sequence[ForwardItem]) -> Any:
+        return torch.from_numpy(super().forward(items))
+
+
+def test_a_step_of_chunks_of_prompts_alone_is_waited_for_too() -> None:
+    def rows_here(logits: Any, *arguments: Any) -> Any:
+        return make_rows(logits.numpy(), *arguments)
+
+    harness, prompt = Harness(TensorBackend(), max_step_tokens=16, make_rows=rows_here), (5, 6, 7, 8) * 10
+    replies = harness.submit(b"\1" * 16, OpenRequest(b"\1" * 16, prompt, 40, GREEDY))
+    assert harness.engine.step() and not replies, "its chunk is in flight"
+    assert harness.engine.step() and replies == [Progress(0, 16, 40)]
+    harness.settle()
+    assert isinstance(opened := replies[-1], Opened)
+    assert [opened.first_token] == harness.reference(prompt, GREEDY, 1)
 
 
 def test_a_forwards_time_is_the_devices_own_where_batches_overlap() -> None:
