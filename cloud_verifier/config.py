@@ -88,8 +88,8 @@ class ServeConfig:
     )
     heads: tuple[str, ...] = option(
         (),
-        "directory of heads trained for this target (Medusa, Hydra), as draft sources of co-located generation; may "
-        "be repeated",
+        "directory of heads trained for this target (Medusa, Hydra, EAGLE), as draft sources of co-located "
+        "generation; may be repeated",
         metavar="DIR",
     )
     lookahead: bool = option(
@@ -99,7 +99,8 @@ class ServeConfig:
     draft_threads: int = option(1, "CPU threads of --draft", metavar="N", minimum=1)
     draft_kv_memory: str = option(
         "256MiB",
-        "memory for the KV of --draft; a co-located generation beyond it goes on with the target alone",
+        "memory for the KV of --draft and --heads, and as much for the features of prompts; a co-located generation "
+        "beyond it goes on with the target alone",
         metavar="SIZE",
     )
     listen: str = option(

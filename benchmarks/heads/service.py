@@ -75,8 +75,10 @@ class Service:
         backend: TransformersBackend,
         sources: Sequence[DraftSource] = (),
         draft: DraftModel | None = None,
+        *,
+        max_kv_bytes: int = 256 << 20,
     ) -> None:
-        self.drafter = CoLocatedDrafter(draft, sources)
+        self.drafter = CoLocatedDrafter(draft, sources, max_kv_bytes=max_kv_bytes)
         self._model = make_model_info(backend, ServeConfig(), self.drafter)
         self.engine = Engine(
             backend, self._model, drafter=self.drafter, prefill_chunk_tokens=32, queue_limits=NO_LIMITS

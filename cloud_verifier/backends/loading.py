@@ -184,7 +184,6 @@ def _facts(directory: Path, config: Any, device: str, dtype: str) -> TargetFacts
     num_heads = int(config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     is_own = isinstance(config, DecoderConfig)
-    content = [directory / "config.json", *sorted(directory.glob("*.safetensors"))]
     return TargetFacts(
         num_tokens=num_tokens,
         vocab_size=vocab_size,
@@ -192,7 +191,7 @@ def _facts(directory: Path, config: Any, device: str, dtype: str) -> TargetFacts
         dtype=dtype,
         device=device,
         model_id=directory.resolve().name,
-        fingerprint=fingerprint.directory_fingerprint(content),
+        fingerprint=fingerprint.target_fingerprint(directory),
         tokenizer_fingerprint=fingerprint.tokenizer_fingerprint(tokenizer_json),
         eos_token_ids=_eos_token_ids(directory, config),
         num_layers=int(config.num_hidden_layers),

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from weakref import WeakSet
 
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.threads import start_pool
@@ -125,6 +126,8 @@ def load_draft(
 class ReadsFeatures(Protocol):
     """Is a draft sequence that continues from the target's states."""
 
+    reads_all: bool  # of every token, not of the last alone
+
     def read(self, features: FeatureLog) -> None:
         """Takes the features up to the last token but one. The last one's `commit` follows."""
 
@@ -175,6 +178,7 @@ class CoLocatedDrafter:
         self._max_kv_bytes = max_kv_bytes
         self._limiter = LogLimiter(log, clock=clock.now)
         self._clock = clock
+        self._logs = WeakSet[FeatureLog]()  # of sessions that are open
         self._readers: dict[int, _Reader] = {}  # by identity of the work, which the reader keeps alive
         self._fastest_ns: int | None = None  # of all drafts so far
         self._token_s = 0.0  # lately, of a drafted token
@@ -239,6 +243,7 @@ class CoLocatedDrafter:
         """Keeps the features of the forward that fed so many tokens of each of `works`, where a head will read them."""
         if not self._sources:
             return
+        self._bound_features()
         ends = accumulate(num_fed)
         for work, count, end in zip(works, num_fed, ends, strict=True):
             head = self._sources.get(work.session.opening.draft_source)
@@ -246,6 +251,7 @@ class CoLocatedDrafter:
                 continue
             if work.session.features is None:
                 work.session.features = FeatureLog(keeps_all=head.reads_all)
+                self._logs.add(work.session.features)
             kept = count if head.reads_all else min(count, work.num_logit_rows)
             rows = head.last_features(slice(end - kept, end))
             work.session.features.append(work.session.kv_length - kept, rows)
@@ -305,6 +311,23 @@ class CoLocatedDrafter:
                 facts = {"max_kv_bytes": self._max_kv_bytes, "num_generations": len(self._readers)}
                 self._limiter.info("kv", "generations go on without a draft (--draft-kv-memory)", facts)
 
+    def _bound_features(self) -> None:
+        """Drops the oldest features of the sessions that have most, where those of all exceed the bound of the KV.
+
+        Called before features are added, so the bound is exceeded by those of one step.
+        """
+        total = sum(log.num_bytes for log in self._logs)
+        while total > self._max_kv_bytes:
+            largest = max(self._logs, key=lambda each: each.num_bytes)
+            num_freed = largest.drop_oldest()
+            if not num_freed:
+                return
+            total -= num_freed
+            facts = {"max_kv_bytes": self._max_kv_bytes, "num_sessions": len(self._logs)}
+            self._limiter.info(
+                "features", "a head reads the end of a prompt alone (--draft-kv-memory)", facts
+            )
+
     def _close_all_but(self, active: set[int]) -> None:
         for key in self._readers.keys() - active:
             self._readers.pop(key).close()
@@ -340,8 +363,11 @@ class _Reader:
             self._is_over = True
             return False
         if isinstance(self._sequence, ReadsFeatures):
-            return self._read_features(self._sequence)
-        if isinstance(self._sequence, ReadsChoices):
+            if not self._read_features(self._sequence):
+                return False
+            if not self._sequence.reads_all:
+                return True
+        elif isinstance(self._sequence, ReadsChoices):
             self._sequence.read_choices(self.work.choices)
             self.work.choices, self.work.wants_choices = (), True
             return True
@@ -352,10 +378,8 @@ class _Reader:
 
     def _read_features(self, sequence: ReadsFeatures) -> bool:
         log = self.work.session.features
-        if (
-            log is None or log.end != self.work.session.chain.position - 1
-        ):  # more than the last token is without KV
-            return False
+        if log is None or log.end != self.work.session.chain.position - 1:
+            return False  # more than the last token is without KV
         sequence.read(log)
         return True
 

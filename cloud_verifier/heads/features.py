@@ -16,6 +16,11 @@ class FeatureLog:
         self._rows: Any = None  # [end - start, size]
         self.start = self.end = 0  # positions
 
+    @property
+    def num_bytes(self) -> int:
+        """Returns the size of the features."""
+        return 0 if self._rows is None else int(self._rows.nbytes)
+
     def append(self, start: int, rows: Any) -> None:
         """Takes features of the tokens from `start` on; those before stay where all are kept and these follow."""
         if self._rows is not None and start == self.end and self._keeps_all:
@@ -46,8 +51,15 @@ class FeatureLog:
         """Returns the rows, and drops all but the last."""
         rows = self._rows
         if rows is not None and len(rows):
-            self._rows, self.start = rows[-1:], self.end - 1
+            self._rows, self.start = rows[-1:].clone(), self.end - 1
         return rows
+
+    def drop_oldest(self) -> int:
+        """Drops the older half, of one row nothing; returns the bytes that this frees."""
+        num_bytes, num_dropped = self.num_bytes, (self.end - self.start) // 2
+        if num_dropped:
+            self._rows, self.start = self._rows[num_dropped:].clone(), self.start + num_dropped
+        return num_bytes - self.num_bytes
 
 
 def _joined(first: Any, then: Any) -> Any:

@@ -36,7 +36,7 @@ class HydraSequence(HeadSequence):
         """Returns [paths, vocab_size] after paths of one length."""
         depth = len(paths[0])
         token_ids = [token_id for path in paths for token_id in (self._text[-1], *path)]
-        embedded = self._embed(token_ids).view(len(paths), depth + 1, -1)
+        embedded = self._head.embed(token_ids).view(len(paths), depth + 1, -1)
         hidden = self._features[-1:].expand(len(paths), -1)
         states = self._head.weights.get_submodule(str(depth))(hidden, embedded.unbind(1))
         return self._head.backend.decoder.score(states)

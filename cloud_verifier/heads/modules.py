@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
+UNSCORED = -1e4  # a logit, finite so that entropies are; exp(-1e4) is 0 in float32
+
 
 class ResidualBlock(nn.Module):
     """Computes x + SiLU(W x + b); begins as the identity."""
@@ -33,7 +35,7 @@ class MedusaHead(nn.Module):
     def __init__(self, size: int, num_blocks: int = 1) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(ResidualBlock(size) for _ in range(num_blocks))
-        self.output: nn.Linear | None = None  # its own output embedding, where it does not share the target's
+        self.output: nn.Module | None = None  # its own output embedding, where it does not share the target's
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Maps h [..., size] to the row [..., size] that the output embedding scores."""
@@ -59,3 +61,23 @@ class HydraHead(nn.Module):
         for block in self.blocks:
             hidden = block(hidden)
         return hidden
+
+
+class DraftVocabulary(nn.Module):
+    """Scores a part of the target's vocabulary by an output embedding of its own; the rest scores `UNSCORED`."""
+
+    token_ids: Tensor
+
+    def __init__(self, size: int, token_ids: Tensor, vocab_size: int) -> None:
+        """`token_ids` int64 [n] are the target's ids of the rows."""
+        super().__init__()
+        self.linear = nn.Linear(size, len(token_ids), bias=False)
+        self.register_buffer("token_ids", token_ids)
+        self._vocab_size = vocab_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps [..., size] to logits [..., vocab_size]."""
+        logits: Tensor = self.linear(x)
+        every: Tensor = logits.new_full((*logits.shape[:-1], self._vocab_size), UNSCORED)
+        every[..., self.token_ids] = logits
+        return every

@@ -21,6 +21,11 @@ from outrider.edge_client.drafting.rows.sequence import RowsSequence
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
 
 
+def hidden_size(backend: TransformersBackend) -> int:
+    """Returns the width of the target's embeddings and states."""
+    return int(backend.decoder.embed(torch.zeros(1, dtype=torch.int64, device=backend.device)).shape[-1])
+
+
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
     """Names a trained head: what kind it is, how far it drafts, and its bytes."""
@@ -53,6 +58,11 @@ class Head:
         features = self.backend.features
         return torch.cat([features[layer][rows] for layer in self.facts.feature_layers], dim=-1)
 
+    def embed(self, token_ids: Sequence[int]) -> torch.Tensor:
+        """Returns the input embeddings [n, size] of ids."""
+        ids = torch.tensor(token_ids, dtype=torch.int64, device=self.backend.device)
+        return self.backend.decoder.embed(ids)
+
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> HeadSequence:
@@ -79,9 +89,13 @@ class HeadSequence(RowsSequence):
     ) -> None:
         super().__init__(sampler, head.num_tokens, head.max_context, num_prompt_tokens)
         self._head, self._temperature = head, temperature
-        self._features: Any = (
-            None  # of the last token but one, [1, size], after those before where all are read
-        )
+        self.reads_all = head.reads_all
+        self._features: Any = None  # [1, size], of the last token but one
+
+    @property
+    def is_ready(self) -> bool:
+        """Returns whether the features are known that the next draft begins with."""
+        return self._features is not None
 
     def read(self, features: FeatureLog) -> None:
         """Takes the features up to the last token but one. The last one's `commit` follows."""
@@ -89,14 +103,14 @@ class HeadSequence(RowsSequence):
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """Samples a chain, no longer than the head reaches."""
-        if self._features is None:
+        if not self.is_ready:
             return Draft((), ())
         with torch.inference_mode():
             return super().propose(min(num_draft_tokens, self._head.facts.max_depth), should_stop)
 
     def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         """Drafts a tree, no deeper than the head reaches."""
-        if self._features is None:
+        if not self.is_ready:
             return TreeDraft((), ())
         budget = replace(budget, max_depth=min(budget.max_depth, self._head.facts.max_depth))
         with torch.inference_mode():
@@ -117,11 +131,6 @@ class HeadSequence(RowsSequence):
     def _rows(self, logits: torch.Tensor) -> Rows:
         """Returns the rows of logits [k, vocab_size]."""
         return rows_of(logits[:, : self._num_tokens].float().cpu().numpy(), self._temperature)
-
-    def _embed(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Returns the target's input embeddings [n, hidden_size]."""
-        device = self._features.device
-        return self._head.backend.decoder.embed(torch.tensor(token_ids, dtype=torch.int64, device=device))
 
     def _begin(self) -> Rows:
         return self.feed_root()

@@ -142,7 +142,8 @@ class RunConfig:
     )
     draft_source: str = option(
         DRAFT_SOURCE,
-        "what drafts in mode co-located: the verifier's draft, or one of the heads that it serves (medusa, hydra)",
+        "what drafts in mode co-located: the verifier's draft, or one of the heads that it serves (medusa, hydra, "
+        "eagle)",
         metavar="NAME",
         title=_WORK,
     )

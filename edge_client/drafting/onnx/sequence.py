@@ -9,11 +9,11 @@ from outrider.common.sequences import common_prefix
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.drafting.noise_ahead import MAX_AHEAD_BYTES, NOISE_BYTES
 from outrider.edge_client.drafting.onnx.runner import OnnxRunner
-from outrider.edge_client.drafting.onnx.tree import TreeKv
 from outrider.edge_client.drafting.rows.dropout import DropoutPlan
 from outrider.edge_client.drafting.rows.rows import Rows
 from outrider.edge_client.drafting.rows.sampler import DraftSampler
 from outrider.edge_client.drafting.rows.sequence import RowsSequence
+from outrider.edge_client.drafting.rows.tree import TreeKv
 from outrider.edge_client.drafting.spec import DraftSpec
 
 CHUNK_SIZE = 64  # tokens fed at once when catching up

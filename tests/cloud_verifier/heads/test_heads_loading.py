@@ -59,11 +59,11 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no object": (lambda d: (d / "config.json").write_text("[]"), "config.json is not an object"),
     "another kind": (
         lambda d: change_config(d, outrider={"kind": "sequoia"}),
-        "no kind that is served: medusa, hydra",
+        "kind is 'sequoia'; want one of medusa, hydra",
     ),
     "no model of heads": (
         lambda d: (d / "config.json").write_text('{"model_type": "llama"}'),
-        "no kind that is served",
+        "of no layout that is read",
     ),
     "a strange count": (
         lambda d: change_config(d, medusa_num_heads="3"),

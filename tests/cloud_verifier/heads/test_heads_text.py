@@ -74,17 +74,19 @@ def make_heads(directory: Path, kind: str, num_heads: int = 3, seed: int = 0) ->
 class Truth:
     """Tells what the target makes of a text, by transformers itself."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, layers: Sequence[int] = (1, NUM_LAYERS)) -> None:
+        """States are those after some layers; after the last one's the final norm is meant."""
         from transformers import AutoModelForCausalLM
 
         self._model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
+        self._states = [min(layer + 1, self._model.config.num_hidden_layers) for layer in layers]
         self.of = lru_cache(4096)(self._of)
 
     @torch.inference_mode()
     def _of(self, text: TokenIds) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns logits [tokens, vocab] and states [tokens, 2 sizes]: after layer 1 and after the final norm."""
+        """Returns logits [tokens, vocab] and states [tokens, layers · size]."""
         out = self._model(torch.tensor([text]), output_hidden_states=True)
-        return out.logits[0], torch.cat((out.hidden_states[2][0], out.hidden_states[-1][0]), dim=-1)
+        return out.logits[0], torch.cat([out.hidden_states[each][0] for each in self._states], dim=-1)
 
 
 class KnowingSequence(HeadSequence):

@@ -1,9 +1,9 @@
-"""Drafts the nodes of a tree with the INT4 draft, several in one run over the sequence's KV buffers.
+"""Keeps where the KV of a tree's nodes is, for a draft that feeds several of them in one run.
 
     slots  [ committed tokens … | nodes, in the order in which they were fed ]
 
-A node is fed at the position after its path and sees the committed tokens and its own path; `attention_bias`
-hides the other nodes. Graphs that take no trees are fed one path a run, from where it leaves the last one.
+A node is fed at the position after its path and sees the committed tokens and its own path; the attention bias hides
+the other nodes.
 """
 
 from __future__ import annotations
