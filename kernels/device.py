@@ -75,26 +75,30 @@ def _pick(sums, ids):  # type: ignore[no-untyped-def]
 @triton.jit  # type: ignore[untyped-decorator]
 def _search(  # type: ignore[no-untyped-def]
     logits, row_stride, num_tokens, temperatures, thresholds, keys,
-    known_tops, known_log_sums, changed_ids, changed_weights,
+    rows, known_tops, known_log_sums, changed_ids, changed_weights,
     tops, totals, weighted_totals, bests, best_ids,
     IS_RESIDUAL: tl.constexpr, HAS_NOISE: tl.constexpr, NUM_CHANGED: tl.constexpr, NUM_BLOCKS: tl.constexpr,
     SPAN: tl.constexpr,
 ):  # fmt: skip
-    """Runs program (row, span). With IS_RESIDUAL log p and the changed weights compete, else the scores."""
-    row, span = tl.program_id(0), tl.program_id(1)
-    out = row * tl.num_programs(1) + span
+    """Runs program (sample, span). With IS_RESIDUAL log p and the changed weights of a sample compete, in the row that
+    `rows` names; else the scores of the row of the same number."""
+    number, span = tl.program_id(0), tl.program_id(1)
+    out = number * tl.num_programs(1) + span
+    row = tl.load(rows + number) if IS_RESIDUAL else number
     temperature, threshold = tl.load(temperatures + row), tl.load(thresholds + row)
     is_greedy = temperature == 0
     temperature = tl.where(is_greedy, 1.0, temperature)
     lane = tl.arange(0, _BLOCK)[None, :]
     top, total, weighted, num_nan = -float("inf"), 0.0, 0.0, 0
     best, best_id = tl.full((), -float("inf"), tl.float64), tl.full((), _NO_ID, tl.int32)
-    known_top, known_log_sum = tl.load(known_tops + row), tl.load(known_log_sums + row)
+    num_changed = 0
     if IS_RESIDUAL:
+        known_top, known_log_sum = tl.load(known_tops + row), tl.load(known_log_sums + row)
+        changed = tl.load(changed_ids + number * NUM_CHANGED + tl.arange(0, NUM_CHANGED))
+        num_changed = tl.sum((changed != _NO_ID).to(tl.int32))
         if span == 0:
-            changed = tl.load(changed_ids + row * NUM_CHANGED + tl.arange(0, NUM_CHANGED))
-            added = tl.load(changed_weights + row * NUM_CHANGED + tl.arange(0, NUM_CHANGED))
-            noise = _gumbel(_lanes(keys + row * 4, changed // _BLOCK, changed % _BLOCK))
+            added = tl.load(changed_weights + number * NUM_CHANGED + tl.arange(0, NUM_CHANGED))
+            noise = _gumbel(_lanes(keys + number * 4, changed // _BLOCK, changed % _BLOCK))
             best, best_id = _pick(added + noise, changed)
     for start in range(0, SPAN, NUM_BLOCKS * _BLOCK):
         blocks = (span * SPAN + start) // _BLOCK + tl.arange(0, NUM_BLOCKS)[:, None]
@@ -105,8 +109,8 @@ def _search(  # type: ignore[no-untyped-def]
         scores = tl.div_rn(values, tl.broadcast_to(temperature, values.shape))
         is_kept = (scores >= threshold) & (values > -float("inf"))
         if IS_RESIDUAL:
-            for each in range(NUM_CHANGED):
-                is_kept = is_kept & (ids != tl.load(changed_ids + row * NUM_CHANGED + each))
+            for each in range(num_changed):
+                is_kept = is_kept & (ids != tl.load(changed_ids + number * NUM_CHANGED + each))
             distance = (values.to(tl.float64) - known_top) / temperature.to(tl.float64)
             weights = tl.where(is_kept, distance - known_log_sum, -float("inf"))
         else:
@@ -122,7 +126,7 @@ def _search(  # type: ignore[no-untyped-def]
             top = new_top
             weights = tl.where(is_kept, scores, -float("inf")).to(tl.float64)
         if HAS_NOISE:
-            lanes = _lanes(keys + row * 4, blocks, lane)
+            lanes = _lanes(keys + number * 4, blocks, lane)
             most = -tl.log((lanes.to(tl.float32) + 0.5) * (1.0 / 4294967296.0))  # at least the noise
             rough = weights.to(tl.float32)
             slack = _SLACK + _SLACK_OF_SCORE * tl.abs(tl.where(is_kept, scores, 0.0))
@@ -163,9 +167,8 @@ def gumbel_argmax(
     device. At temperature 0 the token is the argmax and the rest is as at 1; without noise the tokens have no
     meaning.
     """
-    known = torch.zeros(logits.shape[0], dtype=torch.float64, device=logits.device)
     tops, totals, weighted, bests, best_ids = _launch(
-        logits, temperatures, thresholds, keys, known, known, None, has_noise=has_noise
+        logits, temperatures, thresholds, keys, None, has_noise=has_noise
     )
     used = torch.where(temperatures == 0, 1.0, temperatures.double())
     top = tops.amax(1)
@@ -195,23 +198,29 @@ def draft_signals(
     return sampled.entropies / math.log(2), nll, first - second, top_ids
 
 
+@dataclass(frozen=True)
+class Changes:
+    """Holds what sets samples apart from their rows' own: [samples] on the device."""
+
+    rows: torch.Tensor  # int64: of the logits
+    tops: torch.Tensor  # float64 [rows], what `gumbel_argmax` found, as the next
+    log_sums: torch.Tensor
+    ids: torch.Tensor  # int32 [samples, MAX_CHANGED]: whose weights are changed, then NO_CHANGE
+    weights: torch.Tensor  # float64 [samples, MAX_CHANGED]: the weights of these ids, then -inf
+
+
 def sample(
     logits: torch.Tensor,
     temperatures: torch.Tensor,
     thresholds: torch.Tensor,
     keys: torch.Tensor,
-    tops: torch.Tensor,
-    log_sums: torch.Tensor,
-    changed_ids: torch.Tensor,
-    changed_weights: torch.Tensor,
+    changes: Changes,
 ) -> torch.Tensor:
-    """Returns samples int64 [rows], -1 where every weight is -inf (`outrider.kernels.reference.sample`).
+    """Returns samples int64 [samples], -1 where every weight is -inf (`outrider.kernels.reference.sample`).
 
-    The first arguments are those of `gumbel_argmax`; `tops` and `log_sums` are float64 [rows]; `changed_ids`
-    int32 and `changed_weights` float64 [rows, MAX_CHANGED], filled up with NO_CHANGE and -inf.
+    The first three arguments are those of `gumbel_argmax`; `keys` are of the samples, [samples, 4].
     """
-    changed = changed_ids, changed_weights
-    _, _, _, bests, best_ids = _launch(logits, temperatures, thresholds, keys, tops, log_sums, changed)
+    _, _, _, bests, best_ids = _launch(logits, temperatures, thresholds, keys, changes)
     return _combine(bests, best_ids, nothing=-1)
 
 
@@ -220,24 +229,23 @@ def _launch(
     temperatures: torch.Tensor,
     thresholds: torch.Tensor,
     keys: torch.Tensor,
-    tops: torch.Tensor,
-    log_sums: torch.Tensor,
-    changed: tuple[torch.Tensor, torch.Tensor] | None,
+    changes: Changes | None,
     *,
     has_noise: bool = True,
 ) -> tuple[torch.Tensor, ...]:
-    """Returns each span's tops, totals, weighted totals, best sums and best ids, each [rows, spans]."""
-    num_rows, vocab_size = logits.shape
-    grid = num_rows, triton.cdiv(vocab_size, SPAN)
+    """Returns each span's tops, totals, weighted totals, best sums and best ids, each [samples, spans]."""
+    vocab_size = logits.shape[1]
+    grid = len(keys), triton.cdiv(vocab_size, SPAN)
     new = partial(torch.empty, grid, device=logits.device)
     found = *(new(dtype=torch.float32) for _ in range(3)), new(dtype=torch.float64), new(dtype=torch.int32)
-    changed_ids, changed_weights = (found[4], found[3]) if changed is None else changed  # read in one case
+    # Those of no changes are not read.
+    used = changes or Changes(keys, found[3], found[3], found[4], found[3])
     # Triton launches on the current device, wherever its tensors are.
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
         _search[grid](
             logits, logits.stride(0), vocab_size, temperatures, thresholds, keys,
-            tops, log_sums, changed_ids, changed_weights, *found,
-            IS_RESIDUAL=changed is not None, HAS_NOISE=has_noise, NUM_CHANGED=changed_ids.shape[1],
+            used.rows, used.tops, used.log_sums, used.ids, used.weights, *found,
+            IS_RESIDUAL=changes is not None, HAS_NOISE=has_noise, NUM_CHANGED=used.ids.shape[1],
             NUM_BLOCKS=TILE_BLOCKS, SPAN=SPAN, enable_fp_fusion=False,
         )  # fmt: skip
     return found

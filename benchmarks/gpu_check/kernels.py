@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from benchmarks.gpu_check.stage import NONE, Report, Setting
 from outrider.cloud_verifier.verification.row_kernels import RowKernels, load_row_kernels
-from outrider.common.sampling.truncation import row_thresholds
 from outrider.experiments.shared.results import at_most
-from outrider.kernels import device
+from outrider.kernels import device, device_truncation
 
 CUTS = ((0, 1.0, 0.0), (50, 1.0, 0.0), (0, 0.9, 0.0), (0, 1.0, 0.05), (40, 0.95, 0.02))  # top-k, top-p, min-p
 MAX_THRESHOLD_ERROR = 1e-5  # beyond it the two disagree about a score, not about its rounding
@@ -46,6 +45,7 @@ def run(setting: Setting, report: Report) -> None:
     """Compares `kernels.device` with `kernels.host`, then measures it."""
     if setting.is_rehearsal:
         device.SPAN = 2048  # so that small rows have several
+        device_truncation.NUM_PIVOTS = 32  # fewer passes, each of which the interpreter takes long for
     kernels = load_row_kernels()
     report.note(host_kernels=kernels.__name__)  # type: ignore[attr-defined]
     for vocab_size in setting.pick((8192, 128_256, 151_665), (100, 2100)):
@@ -118,11 +118,14 @@ def make_chunk(place: str, vocab_size: int, num_rows: int, cut: tuple[int, float
 
 def _thresholds(chunk: Chunk) -> torch.Tensor:
     top_k, top_p, min_p = chunk.cut
-    if chunk.cut == CUTS[0]:
-        return torch.full_like(chunk.temperatures, -math.inf)
-    scores = chunk.logits / chunk.temperatures[:, None]
-    thresholds: torch.Tensor = row_thresholds(torch, scores, min(top_k, scores.shape[1] - 1), top_p, min_p)
-    return thresholds[:, 0].float().contiguous()
+    num_rows, vocab_size = chunk.logits.shape
+    log_min_p = math.log(min_p) if min_p else -math.inf
+    cut = np.int32(min(top_k, vocab_size - 1)), np.float64(top_p), np.float64(log_min_p)
+    rows = np.arange(num_rows if chunk.cut != CUTS[0] else 0)
+    columns = (np.full(len(rows), each) for each in cut)
+    return device_truncation.truncation_thresholds(
+        chunk.logits, chunk.temperatures, chunk.on_device(rows), *map(chunk.on_device, columns)
+    )
 
 
 def _wrong_thresholds(
@@ -150,13 +153,9 @@ def _wrong_residuals(
     ids[:, 0], ids[:, 1] = [each[0] for each in expected], [int(each[0] == 0) for each in expected]
     weights[:, 1] = -0.3
     tops, log_sums = (np.array([each[i] for each in expected]) for i in (1, 2))
-    picked = device.sample(
-        chunk.logits,
-        chunk.temperatures,
-        thresholds,
-        chunk.bits,
-        *(chunk.on_device(each) for each in (tops, log_sums, ids, weights)),
-    ).tolist()
+    arrays = np.arange(num_rows), tops, log_sums, ids, weights
+    changes = device.Changes(*map(chunk.on_device, arrays))
+    picked = device.sample(chunk.logits, chunk.temperatures, thresholds, chunk.bits, changes).tolist()
     wrong = []
     for row, (_, top, log_sum) in enumerate(expected):
         changed = ids[row, :2].astype(np.int64), weights[row, :2].copy()
@@ -181,8 +180,17 @@ def _measure(setting: Setting, report: Report) -> None:
         target = at_most(3.0) if num_rows == 320 else None
         report.figure(f"gpu.scan.{num_rows}", f"{what} : one read of it", scan_ms / floor_ms, "ratio", target)
         report.figure(f"gpu.scan_sum.{num_rows}", f"{what} : torch.logsumexp", scan_ms / sum_ms, "ratio")
-    chunk = make_chunk(setting.device, vocab_size, 5, CUTS[2], 0)
-    cut_ms = setting.wall_ms(lambda: [_thresholds(chunk) for _ in range(setting.pick(64, 2))])
+        found = device.gumbel_argmax(*arguments)
+        ids = np.full((num_rows, device.MAX_CHANGED), device.NO_CHANGE, np.int32)
+        ids[:, :16] = np.arange(16)  # as many as a draft's support has
+        arrays = np.arange(num_rows), ids, np.full(ids.shape, -1.0)
+        rows, changed, weights = (chunk.on_device(each) for each in arrays)
+        changes = device.Changes(rows, found.tops.double(), found.log_sums, changed, weights)
+        residual_ms = setting.device_ms(partial(device.sample, *arguments, changes))
+        what = f"residuals of {num_rows} x {vocab_size:,}, in one launch : scan"
+        report.figure(f"gpu.residual.{num_rows}", what, residual_ms / scan_ms, "ratio")
+    chunk = make_chunk(setting.device, vocab_size, setting.pick(320, 2), CUTS[2], 0)
+    cut_ms = setting.device_ms(partial(_thresholds, chunk))
     report.figure(
-        "gpu.truncation", "top-p thresholds of 64 sessions x 5 rows, one after the other", cut_ms, "ms"
+        "gpu.truncation", f"top-p thresholds of {len(chunk.rows)} rows, in one launch", cut_ms, "ms"
     )

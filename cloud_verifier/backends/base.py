@@ -97,7 +97,8 @@ class TargetBackend(Protocol):
         """Runs all items in one packed pass and advances their lengths.
 
         Returns float32 [Σ num_logit_rows, vocab_size], in item order; row r of an item with n rows scores the
-        token after its token n_fed − n + r. The array is only valid until the next forward. Raises
+        token after its token n_fed − n + r. An array is only valid until the next forward; a tensor, which may not be
+        computed yet, is a new one, as the next forward may be run before it is read. Raises
         `KVExhausted`, with nothing changed, when blocks run out. Feeding a sequence twice in one forward,
         past `max_context`, or nothing at all is a bug (AssertionError). NaN in one item's KV or rows, or in
         blocks that nobody holds, reaches no row of another item.

@@ -2,12 +2,16 @@
 
 It owns every session, every KV block and every forward. Requests that arrive during a step form the next one.
 Others only `submit` jobs and receive replies through the job's own callback.
+
+A step launches a batch and collects it. Where a GPU computes the batch it stays in flight: the next step launches
+another one, of other sessions, and then collects it, so that the device goes on while the host verifies and answers.
+What a session in flight is asked waits until its batch is collected: for one session steps follow one another.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, TargetBackend
@@ -15,8 +19,8 @@ from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.admission import Admission
 from outrider.cloud_verifier.engine.backlog import Backlog
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
-from outrider.cloud_verifier.engine.finish import MakeRows, RoundFinisher, make_rows
-from outrider.cloud_verifier.engine.gathering import Gathering
+from outrider.cloud_verifier.engine.finish import Awaited, MakeRows, RoundFinisher, awaited, make_rows
+from outrider.cloud_verifier.engine.gathering import Gathering, SessionKey
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.scheduler import FairQueue, Plan, Scheduler
@@ -28,6 +32,8 @@ from outrider.common.types import GenerateRequest, ModelInfo, Progress, VerifyRe
 
 log = logging.getLogger(__name__)
 
+POLL_S = 0.0002  # between looks whether a batch in flight is computed
+LAUNCH_SHARE = 0.2  # of the newest launch in the mean time of one
 ADMISSION_S = 0.002  # a step admits for so long; jobs that are left wait for the next one
 KV_RETRY_MS, SMALL_POOL_RETRY_MS = 50, 1000
 
@@ -39,7 +45,10 @@ class _Batch:
     plan: Plan
     works: list[Work]
     start_s: float
+    rows: Sequence[ProcessedRows | Exception] = ()  # of the works that end with it, in their order
+    awaited: Sequence[Awaited] = ()  # what of it another device computes; nothing: all is computed
     num_attended: int = 0  # tokens that its tokens attend to, summed over them
+    forward_start_ns: int = 0
     forward_ns: int = 0
     forward_end_ns: int = 0
     end_ns: int = 0
@@ -89,6 +98,11 @@ class Engine:
         self._hides_batch_size = hides_batch_size
         self._inbox = FairQueue()
         self._unobserved: _Batch | None = None  # the last step's
+        self._in_flight: _Batch | None = None
+        self._deferred: dict[SessionKey, list[Job]] = {}  # of the sessions in flight, what arrived meanwhile
+        self._planned: _Batch | None = None  # the last one
+        self._forward_end_ns = 0  # of the last forward that was collected
+        self._launch_s = 0.0  # lately, to launch a batch that stays in flight
         self._gathering = Gathering()
         self.is_running = False  # somebody calls `step` whenever there is work
         self.on_job: Callable[[], None] | None = None  # called after each `submit`
@@ -145,9 +159,7 @@ class Engine:
 
         Only rounds wait: a generation or a prompt would pay for what it gains nothing from.
         """
-        if not self.num_jobs or any(
-            isinstance(work.request, GenerateRequest) for work in self.sessions.active.values()
-        ):
+        if not self.num_jobs or self._in_flight or _has_generation(self.sessions.active.values()):
             return 0.0
         return self._gathering.wait_s(self.clock.now())
 
@@ -159,27 +171,97 @@ class Engine:
     # ------------------------------------------------------------------------------------------- a step
 
     def step(self) -> bool:
-        """Runs one step; returns whether there was work (a forward, or making room for one)."""
+        """Runs one step; returns whether there was work (a forward, or making room for one).
+
+        A batch that a GPU computes is collected by the next step, after that has launched its own.
+        """
+        if self._in_flight is not None:
+            self._await_arrivals(self._in_flight)
+        begin_s = self.clock.now()
+        batch = self._launch()
+        if batch is not None and batch.awaited:
+            self._launch_s += LAUNCH_SHARE * (self.clock.now() - begin_s - self._launch_s)
+        did_land = self._land()
+        if batch is None:
+            return did_land or len(self._inbox) > 0
+        if batch.awaited and not _has_generation(batch.works):  # which is ready for its next step at once
+            self._in_flight = batch
+            self._deferred = {(work.job.tenant, work.job.session_id): [] for work in batch.works}
+        else:
+            self._collect(batch)
+        return True
+
+    def _launch(self) -> _Batch | None:
+        """Admits what arrived and starts the next forward; returns its batch, None where there is nothing to do."""
         self.observe()
         self._gathering.began()
         self._admit_arrived()
         self._refuse_expired()
         self.sessions.sweep()
         batch = self._schedule()
-        if batch is None:
-            return len(self._inbox) > 0
+        if batch is not None:
+            try:
+                self._forward_where_kv_allows(batch)
+            except Exception:
+                self._fail(batch)
+        return batch
+
+    def _collect(self, batch: _Batch) -> None:
+        """Waits for a batch and answers its works."""
         try:
-            rows = self._forward_where_kv_allows(batch)
+            for each in batch.awaited:
+                each.wait()
         except Exception:
-            log.exception("a step of %d sessions failed", len(batch.works))
-            self.observer.on_failed_step()
-            for work in batch.works:
-                self.sessions.fail(work.job)
-        else:
-            if batch.works:
-                self._finish(batch, rows)
+            self._fail(batch)
+        self._hold_left(batch)
+        if batch.works:
+            self._note_forward(batch)
+            self._finish(batch)
         self._admit_released()
+
+    def _note_forward(self, batch: _Batch) -> None:
+        """Notes what the forward took; a device computes one batch after another."""
+        start_ns = max(batch.forward_start_ns, self._forward_end_ns)
+        if batch.awaited:
+            batch.forward_end_ns = self._now_ns()
+            batch.start_s = max(batch.start_s, self._forward_end_ns / 1e9)
+        if self._min_forward_s:
+            self.clock.sleep(self._min_forward_s - (self._now_ns() - start_ns) / 1e9)
+            batch.forward_end_ns = self._now_ns()
+        batch.forward_ns = batch.forward_end_ns - start_ns
+        self._forward_end_ns = batch.forward_end_ns
+
+    def _land(self) -> bool:
+        """Collects the batch in flight, and admits what its sessions were asked meanwhile; returns whether there was
+        one."""
+        batch, self._in_flight = self._in_flight, None
+        if batch is None:
+            return False
+        self._collect(batch)
+        deferred, self._deferred = self._deferred, {}
+        for job in (job for jobs in deferred.values() for job in jobs):
+            self._admit(job)
+            self._admit_released()
         return True
+
+    def _await_arrivals(self, batch: _Batch) -> None:
+        """Waits until the device is about to be done with the batch in flight: until then the next one gains nothing
+        from being launched, and what arrives joins it."""
+        start_s = max(batch.forward_start_ns, self._forward_end_ns) / 1e9
+        forward_s = self._scheduler.forward_s(batch.num_tokens, batch.num_attended)
+        until_s = start_s + forward_s - self._launch_s
+        while (left_s := until_s - self.clock.now()) > 0 and not all(
+            each.is_computed for each in batch.awaited
+        ):
+            self.clock.sleep(min(left_s, POLL_S))
+
+    def _fail(self, batch: _Batch) -> None:
+        """Ends the sessions of a batch whose forward raised."""
+        log.exception("a step of %d sessions failed", len(batch.works))
+        self.observer.on_failed_step()
+        for work in batch.works:
+            self.sessions.fail(work.job)
+        batch.works, batch.awaited = [], ()
 
     def observe(self) -> None:
         """Takes the times of the last step into account. The next step does so at the latest; whoever sends the
@@ -210,6 +292,9 @@ class Engine:
             self._admit(job)
 
     def _admit(self, job: Job) -> None:
+        if self._deferred and (waiting := self._deferred.get((job.tenant, job.session_id))) is not None:
+            waiting.append(job)
+            return
         with self.sessions.isolate(job):
             admitted = self.admission.admit(job)
             if isinstance(admitted, Work):
@@ -238,29 +323,34 @@ class Engine:
             self.drafter.draft_for(works, max_context, self.sessions.isolate, budget_s)
             self._admit_released()
         active = list(self.sessions.active.values())
+        if self._in_flight is not None:
+            active = [work for work in active if work not in self._in_flight.works]
         if not active:
             self.backlog.hold({}, {})
             return None
         plan = self._scheduler.plan(active, start_s)
         self.backlog.hold(plan.round_tokens, plan.prefill_tokens)
         works = [active[share.index] for share in plan.shares]
-        return _Batch(plan, works, start_s) if works else None
+        self._planned = _Batch(plan, works, start_s) if works else None
+        return self._planned
 
-    def _forward_where_kv_allows(self, batch: _Batch) -> Sequence[ProcessedRows | Exception]:
-        """Runs the forward, without the works that have to give way: the others go on in the same step."""
+    def _forward_where_kv_allows(self, batch: _Batch) -> None:
+        """Starts the forward, without the works that have to give way: the others go on in the same step."""
         while batch.works:
             try:
-                return self._forward(batch)
+                self._forward(batch)
+                return
             except KVExhausted as error:
+                if self._land():  # its sessions may be idle now
+                    continue
                 if (refused := self._make_kv_room(error)) in batch.works:
                     batch.remove(refused)
-        return ()
 
-    def _forward(self, batch: _Batch) -> Sequence[ProcessedRows | Exception]:
-        """Runs the packed forward; returns the rows of the works that end with it, in their order."""
+    def _forward(self, batch: _Batch) -> None:
+        """Starts the packed forward, and what is computed of its rows where they are."""
         start_ns = self._now_ns()
-        plan, items, ending, batch.num_attended = batch.plan, [], [], 0
-        for work, share in zip(batch.works, plan.shares, strict=True):
+        items, ending, batch.num_attended = [], [], 0
+        for work, share in zip(batch.works, batch.plan.shares, strict=True):
             work.start_ns = work.start_ns or start_ns
             if share.is_final:
                 ending.append(work)
@@ -271,22 +361,23 @@ class Engine:
             items.append(
                 ForwardItem(work.session.kv, work.pending_tokens(share.num_tokens), num_rows, parents)
             )
-        try:
-            logits = self.backend.forward(items)
-            if self.drafter is not None:
-                self.drafter.note_features(batch.works, [share.num_tokens for share in plan.shares])
-            if self._min_forward_s:
-                self.clock.sleep(self._min_forward_s - (self._now_ns() - start_ns) / 1e9)
-            batch.forward_end_ns = self._now_ns()
-            batch.forward_ns = batch.forward_end_ns - start_ns
-            return self._finisher.process_rows(ending, logits)
-        finally:
-            self.backlog.hold(plan.left_round_tokens, plan.left_prefill_tokens)
+        batch.forward_start_ns = start_ns
+        logits = self.backend.forward(items)
+        if self.drafter is not None:
+            self.drafter.note_features(batch.works, [share.num_tokens for share in batch.plan.shares])
+        batch.forward_end_ns = self._now_ns()
+        batch.rows = self._finisher.process_rows(ending, logits)
+        batch.awaited = awaited(logits, batch.rows)
 
-    def _finish(self, batch: _Batch, rows: Sequence[ProcessedRows | Exception]) -> None:
+    def _hold_left(self, batch: _Batch) -> None:
+        """Takes what a batch computed off the backlog, unless a later one's plan has."""
+        if batch is self._planned:
+            self.backlog.hold(batch.plan.left_round_tokens, batch.plan.left_prefill_tokens)
+
+    def _finish(self, batch: _Batch) -> None:
         """Answers the works that ended, and reports progress of the others."""
         self.num_steps += 1
-        rest, shown_size = iter(rows), 0 if self._hides_batch_size else len(batch.works)
+        rest, shown_size = iter(batch.rows), 0 if self._hides_batch_size else len(batch.works)
         for work, share in zip(batch.works, batch.plan.shares, strict=True):
             begin_s = self.clock.now()
             work.forward_ns += batch.forward_ns
@@ -337,3 +428,7 @@ class Engine:
         self.backend.check_integrity()
         if self.drafter is not None:
             self.drafter.check_integrity()
+
+
+def _has_generation(works: Iterable[Work]) -> bool:
+    return any(isinstance(work.request, GenerateRequest) for work in works)

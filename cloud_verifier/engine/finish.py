@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-
-import numpy as np
+from typing import Protocol
 
 from outrider.cloud_verifier.backends.base import Logits
 from outrider.cloud_verifier.engine.backlog import Backlog
@@ -13,10 +12,10 @@ from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
-from outrider.cloud_verifier.verification.device_rows import make_device_rows
+from outrider.cloud_verifier.verification.device_rows import is_on_device, make_device_rows
 from outrider.cloud_verifier.verification.logprobs import logprobs_of
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
-from outrider.cloud_verifier.verification.methods.candidates import choose_here
+from outrider.cloud_verifier.verification.methods.candidates import candidate_indices, choose_here
 from outrider.cloud_verifier.verification.methods.registry import create_method
 from outrider.cloud_verifier.verification.rows import HostRows, KeyedDraws, ProcessedRows, StepRound
 from outrider.common.clock import Clock
@@ -25,6 +24,7 @@ from outrider.common.types import (
     CorrectionKind,
     GeneratedTokens,
     GenerateRequest,
+    Method,
     ModelInfo,
     Opened,
     OpenRequest,
@@ -36,6 +36,7 @@ from outrider.common.types import (
     VerifyRequest,
 )
 
+_NO_CANDIDATES = range(0)
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
 
 MakeRows = Callable[[Logits, Sequence[StepRound], TokenIds, int], Sequence[ProcessedRows]]
@@ -46,13 +47,36 @@ def make_rows(
     logits: Logits, rounds: Sequence[StepRound], eos_token_ids: TokenIds, num_tokens: int
 ) -> Sequence[ProcessedRows]:
     """Returns the rows of each round, in the order of its logits, computed where the logits are."""
-    if not isinstance(logits, np.ndarray):
+    if is_on_device(logits):
         return make_device_rows(logits, rounds, eos_token_ids, num_tokens)
     ends = accumulate(each.num_rows for each in rounds)
     return [
         HostRows(logits[end - each.num_rows : end], each, eos_token_ids, num_tokens)
         for each, end in zip(rounds, ends, strict=True)
     ]
+
+
+class Awaited(Protocol):
+    """Is what a GPU computes."""
+
+    @property
+    def is_computed(self) -> bool:
+        """Returns whether it is."""
+
+    def wait(self) -> None:
+        """Returns once it is computed. Raises what went wrong with it."""
+
+
+def awaited(logits: Logits, rows: Sequence[ProcessedRows | Exception]) -> Sequence[Awaited]:
+    """Returns what of a step's `logits` and `rows` must be waited for; nothing where both are computed here."""
+    on_device: list[Awaited] = [
+        each for each in rows if not isinstance(each, Exception) and each.is_on_device
+    ]
+    if on_device or not is_on_device(logits):
+        return on_device
+    from outrider.cloud_verifier.verification.staging import Download
+
+    return [Download([logits[:0]])]  # a step of chunks of prompts alone
 
 
 class RoundFinisher:
@@ -223,8 +247,8 @@ class RoundFinisher:
 
 
 def _make_step_round(work: Work) -> StepRound:
-    session = work.session
-    sampling = session.opening.sampling
+    session, opening = work.session, work.session.opening
+    sampling = opening.sampling
     needs_ids = not is_plain(sampling)  # a long sequence is not copied for a round that ignores it
     history = session.current_history if needs_ids or sampling.logit_bias else None
     return StepRound(
@@ -236,7 +260,19 @@ def _make_step_round(work: Work) -> StepRound:
         tree=work.tree,
         supports=work.supports,
         history=history,
+        resampling=create_method(opening.method).resampling,
+        candidates=_candidates(work) if opening.method is Method.CANDIDATES else _NO_CANDIDATES,
+        num_logprobs=opening.num_logprobs,
     )
+
+
+def _candidates(work: Work) -> range:
+    """Returns the indices of the candidates that a round may end with."""
+    opening, request = work.session.opening, work.request
+    first_index = request.candidates_from if isinstance(request, VerifyRequest) else 0
+    if not (work.draft_tokens or first_index):
+        return _NO_CANDIDATES
+    return candidate_indices(opening.method_params, first_index)
 
 
 def _judge(work: Work, rows: ProcessedRows) -> tuple[Outcome, tuple[TokenLogprobs, ...]]:
@@ -261,7 +297,7 @@ def _judge(work: Work, rows: ProcessedRows) -> tuple[Outcome, tuple[TokenLogprob
         outcome = choose_here(round_input, outcome, opening.sampling.seed)
     if not opening.num_logprobs:
         return outcome, ()
-    return outcome, logprobs_of(rows.raw_logits(), rows, work.draft_tokens, outcome, opening.num_logprobs)
+    return outcome, logprobs_of(rows, work.draft_tokens, outcome, opening.num_logprobs)
 
 
 def _note_for_next_round(

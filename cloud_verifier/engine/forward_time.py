@@ -33,9 +33,13 @@ class ForwardTime:
         fit = self._fits[self._positions]
         return fit.base_s + fit.token_s * cost
 
+    def expected_s(self, num_tokens: int, num_attended: int) -> float:
+        """Returns what a forward takes; 0 where none was observed. `num_attended` is summed over its tokens."""
+        return self.seconds(num_tokens + num_attended / self._positions)
+
     def observe(self, num_tokens: int, num_attended: int, seconds: float) -> None:
-        """Adds a forward. `num_attended` is summed over its tokens."""
-        if expected_s := self.seconds(num_tokens + num_attended / self._positions):
+        """Adds a forward."""
+        if expected_s := self.expected_s(num_tokens, num_attended):
             seconds = min(seconds, _MOST * expected_s)
         for positions, fit in self._fits.items():
             fit.observe(num_tokens + num_attended / positions, seconds)

@@ -195,6 +195,10 @@ class Scheduler:
         """Adds the time of a forward, whose tokens attended to `num_attended` others, summed over them."""
         self._forwards.observe(num_tokens, num_attended, forward_s)
 
+    def forward_s(self, num_tokens: int, num_attended: int) -> float:
+        """Returns what such a forward is expected to take; 0 where none was observed."""
+        return self._forwards.expected_s(num_tokens, num_attended)
+
     def charge(self, work: Schedulable, host_s: float) -> None:
         """Charges the tenant of `work` for what the step took the host for this work alone."""
         full_s = self._full_step_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,41 +105,39 @@ def has_device_kernels(device: str, vocab_size: int, num_tokens: int) -> bool:
 
 
 def _check_device(device: str, vocab_size: int, num_tokens: int) -> None:
-    """Raises RuntimeError where a sample or a sum differs from the reference's."""
+    """Raises RuntimeError where a threshold, a sample or a sum differs from the reference's."""
     import torch
 
     from outrider.kernels import device as kernels
     from outrider.kernels import reference
+    from outrider.kernels.device_truncation import truncation_thresholds
 
+    # Of different alignment, which may be compiled differently.
     rows = np.sin(np.arange(2 * vocab_size, dtype=np.float32) * 12.9898).reshape(2, vocab_size) * 6
-    logits = torch.from_numpy(rows).to(device)[:, :num_tokens]
-    key = np.array([2**64 - 1, 0, 77, 0], np.uint64)
-    bits = torch.from_numpy(key.view(np.int64)).to(device)
-    threshold = float(np.float32(2.0)) if num_tokens > 1000 else -math.inf
-    sampled = kernels.gumbel_argmax(
-        logits, logits.new_full((2,), 0.5), logits.new_full((2,), threshold), bits.repeat(2, 1)
+    keys = np.array([[2**64 - 1, 0, 77, 0]] * 2, np.uint64)
+    temperatures, top_k, top_p = np.full(2, 0.5, np.float32), num_tokens // 2, 0.9
+    cuts = (np.arange(2), np.full(2, top_k, np.int32), np.full(2, top_p), np.full(2, -math.inf))
+
+    def on_device(values: Any) -> torch.Tensor:
+        return torch.from_numpy(values).to(device)
+
+    logits = on_device(rows)[:, :num_tokens]
+    thresholds = truncation_thresholds(logits, on_device(temperatures), *map(on_device, cuts))
+    arguments = logits, on_device(temperatures), thresholds, on_device(keys.view(np.int64))
+    found = kernels.gumbel_argmax(*arguments)
+    changed = np.full((2, kernels.MAX_CHANGED), kernels.NO_CHANGE, np.int32)
+    changed[:, 0] = found.token_ids.cpu().numpy()
+    weights = on_device(np.full(changed.shape, -math.inf))
+    changes = kernels.Changes(
+        on_device(cuts[0]), found.tops.double(), found.log_sums, on_device(changed), weights
     )
-    for row in range(2):  # of different alignment, which may be compiled differently
-        one = rows[row, :num_tokens]
-        token_id, top, log_sum = reference.gumbel_argmax(one, 0.5, threshold, key)
-        changed = np.full((1, kernels.MAX_CHANGED), kernels.NO_CHANGE, np.int32)
-        changed[0, 0] = token_id
-        weights = torch.full(changed.shape, -math.inf, dtype=torch.float64, device=device)
-        tops, log_sums = torch.tensor([[top], [log_sum]], dtype=torch.float64, device=device)
-        picked = kernels.sample(
-            logits[row : row + 1],
-            logits.new_full((1,), 0.5),
-            logits.new_full((1,), threshold),
-            bits[None],
-            tops,
-            log_sums,
-            torch.from_numpy(changed).to(device),
-            weights,
-        )
-        expected_pick = reference.sample(
-            one, 0.5, threshold, key, top, log_sum, changed[0, :1].astype(np.int64), np.array([-math.inf])
-        )
-        got = int(sampled.token_ids[row]), int(picked[0]), float(sampled.log_sums[row])
-        expected = token_id, expected_pick, log_sum
-        if got[:2] != expected[:2] or not math.isclose(got[2], log_sum, rel_tol=1e-4, abs_tol=1e-4):
+    picked = kernels.sample(*arguments, changes).tolist()
+    for row, one in enumerate(rows[:, :num_tokens]):
+        threshold = reference.truncation_threshold(one, 0.5, top_k, top_p, 0.0)
+        got = float(thresholds[row]), int(found.token_ids[row]), picked[row], float(found.log_sums[row])
+        token_id, top, log_sum = reference.gumbel_argmax(one, 0.5, threshold, keys[row])
+        without = changed[row, :1].astype(np.int64), np.array([-math.inf])
+        other = reference.sample(one, 0.5, threshold, keys[row], top, log_sum, *without)
+        expected = threshold, token_id, other, log_sum
+        if got[:3] != expected[:3] or not math.isclose(got[3], log_sum, rel_tol=1e-4, abs_tol=1e-4):
             raise RuntimeError(f"the kernels give {got} instead of {expected}")

@@ -7,17 +7,19 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.cloud_verifier.verification.methods.base import NoiseKey, TargetRows, UniformDraws
+from outrider.cloud_verifier.verification.methods.base import NoiseKey, Resampling, TargetRows, UniformDraws
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import ModelError
 from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.sampling.history import History
-from outrider.common.sampling.processors import apply_penalties, is_plain, wire
+from outrider.common.sampling.penalties import Penalties, wire
+from outrider.common.sampling.processors import apply_penalties, is_plain, penalties_of
+from outrider.common.sampling.support import most_probable
 from outrider.common.sampling.truncation import copy
 from outrider.common.tree import Tree
 from outrider.common.types import SamplingParams, Support, TokenIds
@@ -49,6 +51,10 @@ class StepRound:
     supports: Sequence[Support] = ()
     # Gives that of prompt and output, where the session keeps it.
     history: Callable[[], History] | None = None
+    # What may be asked for besides the above: a GPU computes it beforehand.
+    resampling: Resampling = Resampling.NONE
+    candidates: range = range(0)  # the indices of the samples that `Resampling.CANDIDATES` asks for
+    num_logprobs: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -70,11 +76,21 @@ class StepRound:
         return (*drafted, *self.supports[row].token_ids) if row < len(self.supports) else drafted
 
 
+class RawLogprobs(NamedTuple):
+    """Holds a row's log-softmax over the ids that exist at an id and at the most probable ones, descending."""
+
+    logprob: float
+    top_token_ids: TokenIds
+    top_logprobs: tuple[float, ...]
+
+
 class ProcessedRows(TargetRows, abc.ABC):
     """Implements `TargetRows` over raw logits. Methods raise ModelError where a row has NaN.
 
     p of a kept id is exp((logit - top) / temperature - log_sum), `top` the row's largest logit.
     """
+
+    is_on_device = False  # computed there from the beginning on: `wait` before they are read
 
     def __init__(self, step_round: StepRound) -> None:
         self._round, self._sampling = step_round, step_round.sampling
@@ -105,8 +121,16 @@ class ProcessedRows(TargetRows, abc.ABC):
         """Returns the target's token at a row."""
 
     @abc.abstractmethod
-    def raw_logits(self) -> NDArray[np.float32]:
-        """Returns the logits before processing, on the host: [num_draft_tokens + 1, num_tokens]."""
+    def raw_logprobs(self, row: int, token_id: int, num_top: int) -> RawLogprobs:
+        """Returns the log-probability of an id and of the `num_top` most probable ones, before processing."""
+
+    @property
+    def is_computed(self) -> bool:
+        """Returns whether nobody has to wait for the rows."""
+        return True
+
+    def wait(self) -> None:  # what is computed when it is read is not waited for
+        """Waits until the rows are computed. Raises what went wrong on the device."""
 
     def sample(self, row: int, key: NoiseKey, changed: Mapping[int, float] | None = None) -> int:
         if self._is_certain(row):
@@ -171,11 +195,17 @@ class HostRows(ProcessedRows):
     @cached_property
     def _penalized_logits(self) -> NDArray[np.float32]:
         """Computed when its round is finished: the time counts as that of the round's tenant."""
-        scores: NDArray[np.float32] = penalize(np, self._raw, self._round, self._eos_token_ids)
+        scores: NDArray[np.float32] = penalize(
+            np, self._raw, self._round, penalties_of_round(self._round), self._eos_token_ids
+        )
         return scores
 
-    def raw_logits(self) -> NDArray[np.float32]:
-        return self._raw[:, : self._num_tokens]
+    def raw_logprobs(self, row: int, token_id: int, num_top: int) -> RawLogprobs:
+        logits = self._raw[row, : self._num_tokens]
+        log_total = sum(self._kernels.logsumexp(logits, 1.0, -math.inf))
+        top_ids = most_probable(logits, num_top)
+        top_logprobs = tuple((logits[top_ids].astype(np.float64) - log_total).tolist())
+        return RawLogprobs(float(logits[token_id]) - log_total, tuple(top_ids.tolist()), top_logprobs)
 
     def target_sample(self, row: int) -> int:
         token_id, top, log_sum, _ = self._sampled.get(row) or self._sample_from(row)
@@ -248,31 +278,63 @@ class HostRows(ProcessedRows):
         )
 
 
-def penalize(xp: Any, raw: Any, each: StepRound, eos_token_ids: TokenIds) -> Any:
-    """Returns the scores [rows, vocab] of a round's logits after penalties, biases and bad words; a node of a tree
-    is penalised by its own path. They may be `raw` itself. `xp` is numpy or torch."""
+class PathPenalties(NamedTuple):
+    """Holds what changes some rows of a round: of a tree those of one path."""
 
-    def apply(rows: Any, draft_token_ids: TokenIds) -> Any:
+    penalties: Penalties
+    rows: Any = None  # int64, those of the path; None: all
+    num_new: int = 0  # the last ones, which no earlier path had
+
+
+def penalties_of_round(each: StepRound) -> list[PathPenalties]:
+    """Returns what penalties, biases and bad words change, as numpy arrays; a node of a tree is penalised by its own
+    path. There is none where the scores are the logits."""
+    if is_plain(each.sampling) and not each.sampling.logit_bias:
+        return []
+
+    def find(num_rows: int, draft_token_ids: TokenIds) -> Penalties:
+        history = each.history and each.history()
+        return penalties_of(
+            each.sampling, num_rows, each.prompt_ids, each.output_ids, draft_token_ids, history
+        )
+
+    if each.tree is None or is_plain(each.sampling):  # at most biases, which know no path
+        return [PathPenalties(find(each.num_rows, each.draft_token_ids))]
+    found = [PathPenalties(find(1, ()), np.zeros(1, np.int64), 1)]
+    for run in each.tree.runs:
+        path = each.tree.path(run[-1])
+        rows = np.array([0, *(node + 1 for node in path)], np.int64)
+        drafted = tuple(each.draft_token_ids[node] for node in path)
+        found.append(PathPenalties(find(len(rows), drafted), rows, len(run)))
+    return found
+
+
+def penalize(
+    xp: Any, raw: Any, each: StepRound, found: Sequence[PathPenalties], eos_token_ids: TokenIds
+) -> Any:
+    """Returns the scores [rows, vocab] of a round's logits after `found`, `penalties_of_round` in arrays of `xp`, which
+    is numpy or torch. They may be `raw` itself."""
+
+    def apply(rows: Any, of_path: PathPenalties) -> Any:
         return apply_penalties(
             xp,
             rows,
             each.sampling,
             prompt_ids=each.prompt_ids,
             output_ids=each.output_ids,
-            draft_token_ids=draft_token_ids,
+            draft_token_ids=each.draft_token_ids,
             eos_token_ids=eos_token_ids,
-            history=each.history and each.history(),
+            found=of_path.penalties,
         )
 
-    if each.tree is None or is_plain(each.sampling):  # at most biases, which know no path
-        return apply(raw, each.draft_token_ids)
-    scores = copy(xp, raw)
-    scores[:1] = apply(raw[:1], ())
-    for run in each.tree.runs:
-        path = each.tree.path(run[-1])
-        rows = [0, *(node + 1 for node in path)]
-        penalized = apply(raw[rows], tuple(each.draft_token_ids[node] for node in path))
-        scores[run[0] + 1 : run[-1] + 2] = penalized[-len(run) :]
+    if not found:
+        return raw
+    if found[0].rows is None:
+        return apply(raw, found[0])
+    scores, stop = copy(xp, raw), 0
+    for of_path in found:
+        start, stop = stop, stop + of_path.num_new
+        scores[start:stop] = apply(raw[of_path.rows], of_path)[-of_path.num_new :]
     return scores
 
 

@@ -7,10 +7,8 @@ Written once against the array namespace passed in, numpy or torch.
 
 from __future__ import annotations
 
-import ctypes
-import functools
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -19,73 +17,13 @@ from numpy.typing import NDArray
 
 from outrider.common.errors import InvalidFieldError, ModelError
 from outrider.common.noise.draws import coupled_argmax
-from outrider.common.sampling.history import BadWords, History, TokenCounts
+from outrider.common.sampling.history import History
+from outrider.common.sampling.penalties import Penalties, find_penalties, penalize, wire
 from outrider.common.sampling.truncation import copy, native, truncate
 from outrider.common.types import SamplingParams
 
 _MIN_TEMPERATURE = 1e-3  # below it float32 scores lose the noise; 0 is greedy
 _MAX_BIAS = 1e4
-
-
-def apply_repetition_penalty(
-    xp: Any, scores: Any, penalty: float, seen: TokenCounts, draft_token_ids: Sequence[int]
-) -> None:
-    """Divides positive scores of seen tokens by `penalty`, multiplies negative ones (Keskar et al. 2019)."""
-    rows, ids, _ = _drafted_before(scores.shape[0], draft_token_ids, seen)
-    for where in ((slice(None), seen.ids), (rows, ids)):
-        index = tuple(native(xp, each, scores) if isinstance(each, np.ndarray) else each for each in where)
-        picked = scores[index]
-        scores[index] = xp.where(picked < 0, picked * penalty, picked / penalty)
-
-
-def apply_count_penalties(
-    xp: Any,
-    scores: Any,
-    presence: float,
-    frequency: float,
-    output: TokenCounts,
-    draft_token_ids: Sequence[int],
-) -> None:
-    """Subtracts frequency * count and then presence from scores of tokens in the output (OpenAI's API)."""
-    rows, ids, drafted = _drafted_before(scores.shape[0], draft_token_ids)
-    committed = np.array([output.amount(token_id) for token_id in ids.tolist()], np.float32)
-    base = native(xp, output.ids, scores)
-    rows, ids = native(xp, rows, scores), native(xp, ids, scores)
-    untouched = scores[rows, ids]
-    scores[:, base] = scores[:, base] - frequency * native(xp, output.amounts, scores) - presence
-    scores[rows, ids] = untouched - frequency * native(xp, committed + drafted, scores) - presence
-
-
-def _drafted_before(
-    num_rows: int, draft_token_ids: Sequence[int], but_not: Container[int] = ()
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Returns (row, id, count) of each id drafted before each row."""
-    entries: list[tuple[int, int, int]] = []
-    counts: dict[int, int] = {}
-    for row, token_id in enumerate(draft_token_ids[: num_rows - 1], start=1):
-        counts[token_id] = counts.get(token_id, 0) + 1
-        entries += [(row, each, count) for each, count in counts.items() if each not in but_not]
-    table = np.array(entries, np.int64).reshape(-1, 3)
-    return table[:, 0], table[:, 1], table[:, 2].astype(np.float32)
-
-
-def apply_bias(xp: Any, scores: Any, bias_ids: NDArray[np.int64], biases: NDArray[np.float32]) -> None:
-    """Adds a bias to single ids, each listed once."""
-    ids = native(xp, bias_ids, scores)
-    scores[:, ids] = scores[:, ids] + native(xp, biases, scores)
-
-
-def apply_bad_words(
-    xp: Any, scores: Any, bad_words: BadWords, text_end: Sequence[int], draft_token_ids: Sequence[int]
-) -> None:
-    """Masks the last token of a word wherever the sequence before it ends with the rest of the word.
-
-    `text_end` are the last tokens of the text, as many as the longest word has.
-    """
-    text = (*text_end, *draft_token_ids)
-    for row in range(scores.shape[0]):
-        for ids in bad_words.completing(text, len(text_end) + row):
-            scores[row, native(xp, ids, scores)] = -math.inf
 
 
 def mask_end_of_text(scores: Any, eos_token_ids: Iterable[int], num_rows: int) -> None:
@@ -203,11 +141,11 @@ def apply_penalties(
     draft_token_ids: Sequence[int] = (),
     eos_token_ids: Sequence[int] = (),
     num_tokens: int | None = None,
-    history: History | None = None,
+    found: Penalties | None = None,
 ) -> Any:
     """Applies the first half of `process_logits`: penalties, biases, bad words.
 
-    Returns scores [rows, vocab]. `history` is that of `prompt_ids + output_ids`, where it was kept.
+    Returns scores [rows, vocab]. `found` is what `penalties_of` returns, in arrays of `xp`, where that was called.
     """
     num_rows, vocab_size = logits.shape
     assert num_rows <= len(draft_token_ids) + 1, f"{num_rows} rows for {len(draft_token_ids)} draft tokens"
@@ -215,17 +153,30 @@ def apply_penalties(
     scores = logits
     if is_padded or params.logit_bias or not is_plain(params):
         scores = copy(xp, logits)
-        history = history or History(params, prompt_ids, output_ids)
-        _apply_history(xp, scores, params, history, draft_token_ids)
-        if params.bad_words:
-            longest = history.bad_words.longest
-            text_end = (*prompt_ids[-longest:], *output_ids[-longest:])
-            apply_bad_words(xp, scores, history.bad_words, text_end, draft_token_ids)
+        if found is None:
+            arrays = penalties_of(params, num_rows, prompt_ids, output_ids, draft_token_ids)
+            found = Penalties(*(native(xp, each, scores) for each in arrays))
+        penalize(xp, scores, params, found)
         if params.min_new_tokens > len(output_ids):
             mask_end_of_text(scores, eos_token_ids, params.min_new_tokens - len(output_ids))
         if is_padded:
             scores[:, num_tokens:] = -math.inf
     return scores
+
+
+def penalties_of(
+    params: SamplingParams,
+    num_rows: int,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    draft_token_ids: Sequence[int],
+    history: History | None = None,
+) -> Penalties:
+    """Returns what changes the rows after `prompt_ids + output_ids`, whose history is given where it was kept."""
+    history = history or History(params, prompt_ids, output_ids)
+    longest = history.bad_words.longest
+    text_end = (*prompt_ids[-longest:], *output_ids[-longest:]) if longest else ()
+    return find_penalties(params, num_rows, history, text_end, draft_token_ids)
 
 
 def shape(xp: Any, scores: Any, params: SamplingParams) -> Any:
@@ -238,25 +189,6 @@ def shape(xp: Any, scores: Any, params: SamplingParams) -> Any:
     if params.temperature != 1:
         scores = scores / wire(params.temperature)
     return truncate(xp, scores, params.top_k, wire(params.top_p), wire(params.min_p))
-
-
-def _apply_history(
-    xp: Any, scores: Any, params: SamplingParams, history: History, draft_token_ids: Sequence[int]
-) -> None:
-    if params.repetition_penalty != 1:
-        penalty = wire(params.repetition_penalty)
-        apply_repetition_penalty(xp, scores, penalty, history.seen, draft_token_ids)
-    if params.presence_penalty or params.frequency_penalty:
-        presence, frequency = wire(params.presence_penalty), wire(params.frequency_penalty)
-        apply_count_penalties(xp, scores, presence, frequency, history.output, draft_token_ids)
-    if params.logit_bias:
-        apply_bias(xp, scores, history.bias_ids, history.biases)
-
-
-@functools.lru_cache(256)
-def wire(value: float) -> float:
-    """Returns a value as it is after the wire, in float32: both sides compute with that one."""
-    return ctypes.c_float(value).value
 
 
 def on_wire(params: SamplingParams) -> SamplingParams:

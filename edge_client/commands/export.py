@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.commands.progress import show_progress
+from outrider.common.process.progress import show_progress
 
 
 def main(namespace: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -35,11 +36,13 @@ pytestmark = ON_GPU
 @pytest.fixture(scope="module", autouse=True)
 def _interpreted_in_few_tiles() -> Iterator[None]:
     device = pytest.importorskip("outrider.kernels.device", reason="no Triton")
-    before = device.SPAN, device.TILE_BLOCKS
+    device_truncation = importlib.import_module("outrider.kernels.device_truncation")
+    before = device.SPAN, device.TILE_BLOCKS, device_truncation.NUM_PIVOTS, device_truncation.TILE
     if IS_REHEARSAL:
         device.SPAN, device.TILE_BLOCKS = 8192, 1024
+        device_truncation.NUM_PIVOTS, device_truncation.TILE = 32, 8192
     yield
-    device.SPAN, device.TILE_BLOCKS = before
+    device.SPAN, device.TILE_BLOCKS, device_truncation.NUM_PIVOTS, device_truncation.TILE = before
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +51,9 @@ def backend() -> TransformersBackend:
 
 
 def load(device: str) -> TransformersBackend:
-    backend = load_target(EMBEDDED / "target", device=device, dtype="float32", kv_tokens=16_384)
+    backend = load_target(
+        EMBEDDED / "target", device=device, dtype="float32", kv_tokens=16_384, decoder="cuda"
+    )
     if IS_REHEARSAL:
         backend.has_device_logits = True
     return backend
@@ -107,6 +112,8 @@ def texts_of(backend: TransformersBackend) -> list[list[int]]:
 def test_verified_evicted_and_batched_texts_are_cloud_only_in_float32(backend: TransformersBackend) -> None:
     assert backend.has_device_logits, "the kernels were not used: the log says why"
     texts_of(backend)
+    if not IS_REHEARSAL:
+        assert backend.has_paged_kernel and backend.decoder._graphs.num_graphs, "the log says why"
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -88,9 +88,12 @@ def test_rows_give_the_references_tokens_sums_entropy_and_residuals(vocab_size):
             weights[row, :num_changed] = changed
             changes = ids[row, :num_changed].astype(np.int64), changed
             expected_picks.append(reference.sample(*one, top, log_sum, *changes))
-        known = totals.T.copy()
-        picked = device.sample(*as_tensors(*case, known[0], known[1], ids, weights)).tolist()
-        assert all(each is None or each == pick for each, pick in zip(expected_picks, picked, strict=True))
+        rows = rng.permutation(3)  # each sample has a row's weights and a key of its own
+        known, (*of_rows, keys) = totals.T.copy(), case
+        changes = device.Changes(*as_tensors(rows, known[0], known[1], ids[rows], weights[rows]))
+        picked = np.empty(3, np.int64)
+        picked[rows] = device.sample(*as_tensors(*of_rows, keys[rows]), changes)
+        assert all(each in (None, pick) for each, pick in zip(expected_picks, picked, strict=True))
 
 
 def test_a_kernel_is_launched_on_the_device_of_its_logits(monkeypatch):
@@ -157,7 +160,6 @@ def test_device_rows_answer_as_host_rows_do():
     for step_round, rows in zip(ROUNDS, found, strict=True):
         mine = logits[first : first + step_round.num_rows]
         host = HostRows(mine, step_round, (0,), 1090)
-        assert (rows.raw_logits() == mine[:, :1090]).all()
         for row in range(step_round.num_rows):
             assert rows.target_sample(row) == host.target_sample(row)
             for ids in (step_round.draft_token_ids[row : row + 1], (1, 500, 1089)):

@@ -35,7 +35,7 @@ def judge(args: argparse.Namespace) -> dict[Path, list[Judgement]]:
     for directory, (_, config) in every.items():
         if config["outrider"]["target_fingerprint"] != fingerprint:
             raise UsageError(f"--heads {directory} are of another target than --target {args.target}")
-    backend = load_backend(args.target)
+    backend = load_backend(args.target, num_threads=args.threads)
     prompts = prompts_of(args)
     texts: Texts = {}
     for temperature in args.temperature:
@@ -97,6 +97,7 @@ def parse_args(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--num-passages", type=positive, default=80, metavar="N")
     parser.add_argument("--num-prompt-tokens", type=positive, default=32, metavar="N")
     parser.add_argument("--num-new-tokens", type=positive, default=96, metavar="N", help="after each passage")
+    parser.add_argument("--threads", type=positive, default=1, help="of the CPU")
     return parser.parse_args(arguments)
 
 

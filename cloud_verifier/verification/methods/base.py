@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Protocol
 
 from outrider.common.noise.draws import Purpose
@@ -22,6 +23,16 @@ class NoiseKey:
     purpose: Purpose
     position: int
     index: int = 0
+
+
+class Resampling(Enum):
+    """Says which samples, besides the target's own, a method may ask for: so that a GPU draws them with those."""
+
+    NONE = auto()
+    RESIDUAL = auto()  # ∝ max(p − q, 0), after each drafted child of the row in turn: see `supports`
+    BLOCK_RESIDUAL = auto()  # ∝ max(c p − q, 0): see `block`
+    WITHOUT_DRAFTED = auto()  # of p without the drafted token
+    CANDIDATES = auto()  # several of p
 
 
 class TargetRows(Protocol):
@@ -90,6 +101,8 @@ class Outcome:
 
 class VerificationMethod(Protocol):
     """Judges drafts without state: a round that is verified again has the same outcome."""
+
+    resampling: Resampling = Resampling.NONE
 
     def verify(self, round_input: RoundInput) -> Outcome:
         """Returns which draft tokens are accepted and what follows them."""

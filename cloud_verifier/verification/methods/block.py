@@ -17,7 +17,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
+from outrider.cloud_verifier.verification.methods.base import (
+    Outcome,
+    Resampling,
+    RoundInput,
+    VerificationMethod,
+)
 from outrider.cloud_verifier.verification.methods.chain import conclude
 from outrider.cloud_verifier.verification.methods.supports import sample_residual, support_probs, target_probs
 from outrider.common.stopping import first_stop
@@ -30,6 +35,8 @@ class _Prefix(NamedTuple):
 
 class BlockMethod(VerificationMethod):
     """Accepts the longest prefix that its draw takes, and corrects from that prefix's residual."""
+
+    resampling = Resampling.BLOCK_RESIDUAL
 
     def verify(self, round_input: RoundInput) -> Outcome:
         prefixes, ratios = _weigh(round_input)

@@ -16,6 +16,7 @@ from dataclasses import replace
 from outrider.cloud_verifier.verification.methods.base import (
     NoiseKey,
     Outcome,
+    Resampling,
     RoundInput,
     VerificationMethod,
 )
@@ -23,7 +24,7 @@ from outrider.cloud_verifier.verification.methods.chain import conclude, ending,
 from outrider.cloud_verifier.verification.methods.supports import sample_residual
 from outrider.common.noise.draws import Purpose
 from outrider.common.sampling.support import choose_candidate
-from outrider.common.types import Candidate, CorrectionKind
+from outrider.common.types import Candidate, CorrectionKind, MethodParams
 
 NUM_CANDIDATES = 4
 MAX_HERE = 64
@@ -31,6 +32,8 @@ MAX_HERE = 64
 
 class CandidatesMethod(VerificationMethod):
     """Accepts with min(1, p/q) and sends candidates for the correction."""
+
+    resampling = Resampling.CANDIDATES
 
     def verify(self, round_input: RoundInput) -> Outcome:
         if round_input.candidates_from:
@@ -64,13 +67,17 @@ def choose_here(round_input: RoundInput, outcome: Outcome, seed: int) -> Outcome
     return replace(outcome, correction=token_id, correction_kind=CorrectionKind.CORRECTION, candidates=())
 
 
+def candidate_indices(params: MethodParams, first_index: int) -> range:
+    """Returns the indices of the samples that one answer has, from `first_index` on."""
+    return range(first_index, first_index + (params.num_candidates or NUM_CANDIDATES))
+
+
 def sample_candidates(round_input: RoundInput, row: int, first_index: int) -> tuple[Candidate, ...]:
     """Returns the next samples of p at `row`, from `first_index` on, each with its p."""
-    num = round_input.method_params.num_candidates or NUM_CANDIDATES
     position = round_input.position + row
     token_ids = [
         round_input.rows.sample(row, NoiseKey(Purpose.CANDIDATE, position, index))
-        for index in range(first_index, first_index + num)
+        for index in candidate_indices(round_input.method_params, first_index)
     ]
     log_probs = round_input.rows.log_probs(row, token_ids)
     return tuple(Candidate(t, math.exp(lp)) for t, lp in zip(token_ids, log_probs, strict=True))

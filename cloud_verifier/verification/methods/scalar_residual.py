@@ -13,6 +13,7 @@ import math
 from outrider.cloud_verifier.verification.methods.base import (
     NoiseKey,
     Outcome,
+    Resampling,
     RoundInput,
     VerificationMethod,
 )
@@ -22,6 +23,8 @@ from outrider.common.noise.draws import Purpose
 
 class ScalarResidualMethod(VerificationMethod):
     """Accepts with min(1, p/q) and corrects from p without the rejected token."""
+
+    resampling = Resampling.WITHOUT_DRAFTED
 
     def verify(self, round_input: RoundInput) -> Outcome:
         accepted, ratios = reject_in_order(round_input, round_input.draft_probs)

@@ -16,7 +16,12 @@ from __future__ import annotations
 
 from functools import partial
 
-from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
+from outrider.cloud_verifier.verification.methods.base import (
+    Outcome,
+    Resampling,
+    RoundInput,
+    VerificationMethod,
+)
 from outrider.cloud_verifier.verification.methods.chain import conclude, reject_in_order
 from outrider.cloud_verifier.verification.methods.supports import Remainder, sample_residual
 from outrider.cloud_verifier.verification.methods.tree import follow
@@ -26,6 +31,8 @@ from outrider.common.tree import Tree
 
 class SparseMethod(VerificationMethod):
     """Accepts with min(1, p/q) and corrects from the residual."""
+
+    resampling = Resampling.RESIDUAL
 
     def verify(self, round_input: RoundInput) -> Outcome:
         if (tree := round_input.tree) is not None:

@@ -7,13 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence
 from outrider.cloud_verifier.kv.blocks import BlockUsage
 from outrider.cloud_verifier.verification.methods.base import NoiseKey
-from outrider.cloud_verifier.verification.rows import StepRound
+from outrider.cloud_verifier.verification.rows import RawLogprobs, StepRound
 from outrider.common.types import TokenIds
 from outrider.experiments.simulator.parts import text
 from outrider.experiments.simulator.parts.times import VerifierTimes
@@ -28,6 +25,8 @@ class KnownRows:
     """Holds rows of a target that is certain of the text: p is 1 at its token, for every method."""
 
     __slots__ = ("_position_of",)
+
+    is_on_device, is_computed = False, True
 
     def __init__(self, step_round: StepRound) -> None:
         self._position_of = step_round.row_position
@@ -51,9 +50,12 @@ class KnownRows:
         """Returns the text's token."""
         return self.target_sample(row)
 
-    def raw_logits(self) -> NDArray[np.float32]:
+    def raw_logprobs(self, row: int, token_id: int, num_top: int) -> RawLogprobs:
         """Raises `NotImplementedError`."""
         raise NotImplementedError("a simulated target has no logits: ask for no log-probabilities")
+
+    def wait(self) -> None:
+        """Does nothing: the text is known."""
 
 
 @dataclass(frozen=True, slots=True)

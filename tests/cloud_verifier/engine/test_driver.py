@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,14 +19,14 @@ class ScriptedEngine:
     """Answers its one job in one step; the answer is sent in a later turn of the event loop, as a stream's is."""
 
     clock = SYSTEM_CLOCK
-    backend = SimpleNamespace(device="cpu")
     seconds_to_sweep = 60.0
     seconds_to_gather = 0.0
     is_running = False
     num_arrived = 0
 
-    def __init__(self, expected_step_s: float) -> None:
+    def __init__(self, expected_step_s: float, device: str = "cpu") -> None:
         self.expected_step_s = expected_step_s
+        self.backend = SimpleNamespace(device=device)
         self.num_jobs = 1
         self.done: list[str] = []
         self.on_job: Callable[[], None] | None = None
@@ -36,6 +37,7 @@ class ScriptedEngine:
         if not self.num_jobs:
             return False
         self.done.append("step")
+        self.is_on_loop = threading.current_thread() is threading.main_thread()
         self.num_jobs = 0
         self.loop.call_soon_threadsafe(self.done.append, "answer sent")
         return True
@@ -58,3 +60,20 @@ def test_answers_are_sent_before_the_steps_times_are_noted(expected_step_s: floa
         return done
 
     assert asyncio.run(drive()) == ["step", "answer sent", "observed"]
+
+
+@pytest.mark.parametrize(("device", "is_on_loop"), [("cpu", True), ("cuda:1", False)])
+def test_a_short_step_is_run_on_the_event_loop_unless_it_waits_for_a_gpu(
+    device: str, is_on_loop: bool
+) -> None:
+    async def drive() -> bool:
+        engine: Any = ScriptedEngine(0.0, device)
+        driver = EngineDriver(engine)
+        driver.start()
+        engine.on_job()
+        await asyncio.wait_for(engine.is_observed.wait(), 5.0)
+        await driver.stop()
+        found: bool = engine.is_on_loop
+        return found
+
+    assert asyncio.run(drive()) is is_on_loop

@@ -15,6 +15,7 @@ from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.finish import MakeRows, make_rows
 from outrider.cloud_verifier.engine.job import Job
 from outrider.common.alignment import TokenChain
 from outrider.common.codec.responses_in import decode_open_response
@@ -94,6 +95,7 @@ class Harness:
         min_forward_s: float = 0.0,
         drafter: CoLocatedDrafter | None = None,
         methods: tuple[Method, ...] = tuple(Method),
+        make_rows: MakeRows = make_rows,
         **limits: int,
     ) -> None:
         self.backend = backend or FakeBackend()
@@ -109,6 +111,7 @@ class Harness:
             tenant_max_sessions=tenant_max_sessions,
             min_forward_s=min_forward_s,
             clock=self.clock,
+            make_rows=make_rows,
         )
 
     def submit(

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -33,9 +34,18 @@ HIDDEN, NUM_LAYERS = 128, 3
 NUM_NEW = 24
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2"])  # our own decoder, and transformers'
-def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_target(tmp_path_factory.mktemp("target"), request.param)
+class Target(NamedTuple):
+    directory: Path
+    decoder: str
+
+    def load(self) -> TransformersBackend:
+        return load_target(self.directory, kv_bytes=64 << 20, decoder=self.decoder)
+
+
+@pytest.fixture(scope="module", params=[("llama", "lean"), ("llama", "cuda"), ("gpt2", "transformers")])
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
+    arch, decoder = request.param
+    return Target(make_tiny_target(tmp_path_factory.mktemp("target"), arch), decoder)
 
 
 def make_heads(directory: Path, kind: str, num_heads: int = 3, seed: int = 0) -> Path:
@@ -118,10 +128,10 @@ def make_prompt(seed: int, length: int) -> TokenIds:
 
 
 @pytest.mark.parametrize("method", [Method.COUPLED, Method.SPARSE])
-def test_texts_beside_each_other_are_cloud_onlys(target: Path, tmp_path: Path, method: Method) -> None:
-    backend = load_target(target, kv_bytes=64 << 20)
+def test_texts_beside_each_other_are_cloud_onlys(target: Target, tmp_path: Path, method: Method) -> None:
+    backend = target.load()
     trained = [load_head(make_heads(tmp_path / kind, kind), backend) for kind in ("medusa", "hydra")]
-    truth = Truth(target)
+    truth = Truth(target.directory)
     knowing = [
         KnowingHead(backend, truth, "last", reads_all=False),
         KnowingHead(backend, truth, "all", reads_all=True),
@@ -154,8 +164,8 @@ def test_texts_beside_each_other_are_cloud_onlys(target: Path, tmp_path: Path, m
     assert all(head.num_checked > NUM_NEW and not head.num_wrong for head in knowing)
 
 
-def test_states_are_right_after_an_eviction_and_a_cached_prefix(target: Path) -> None:
-    truth, backend = Truth(target), load_target(target)
+def test_states_are_right_after_an_eviction_and_a_cached_prefix(target: Target) -> None:
+    truth, backend = Truth(target.directory), target.load()
     heads = [
         KnowingHead(backend, truth, "last", reads_all=False),
         KnowingHead(backend, truth, "all", reads_all=True),

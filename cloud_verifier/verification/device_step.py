@@ -1,0 +1,228 @@
+"""What methods read of a step's rows, computed on a GPU for all rows together.
+
+Its inputs go up in one copy and its results come down in one (`staging`): sums and the target's samples, the samples
+that methods may ask for besides (`foreseen`), the logits of ids that are read, log-probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import accumulate, chain, islice
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.cloud_verifier.verification import foreseen
+from outrider.cloud_verifier.verification.foreseen import Foreseen, SampleInputs
+from outrider.cloud_verifier.verification.rows import (
+    PathPenalties,
+    RawLogprobs,
+    StepRound,
+    penalize,
+    penalties_of_round,
+)
+from outrider.cloud_verifier.verification.staging import Download, upload
+from outrider.common.noise.draws import Purpose
+from outrider.common.sampling.penalties import Penalties, wire
+from outrider.common.types import TokenIds
+from outrider.kernels import device
+from outrider.kernels.device_truncation import truncation_thresholds
+
+# Columns of the tables. Of rows; from the last on: the logits of the target's sample and of the needed ids.
+TOKEN, TOP, LOG_SUM, ENTROPY, THRESHOLD, _LOGITS = range(6)
+# Of foreseen samples: the token, its logit and its raw logit.
+# Of rows with log-probabilities: log Σ exp of the raw logits, these logits of the target's sample and of the needed
+# ids, then the most probable ids, and their logits.
+_LOG_TOTAL, _RAW_LOGITS = range(2)
+
+
+class DeviceStep:
+    """Holds a step's rows: computed from the beginning on, waited for where they are read first."""
+
+    def __init__(self, raw: torch.Tensor, rounds: Sequence[StepRound], eos_token_ids: TokenIds) -> None:
+        """Takes float32 logits [Σ num_rows, num_tokens]."""
+        ends = list(accumulate(each.num_rows for each in rounds))
+        self.slices = [slice(end - each.num_rows, end) for each, end in zip(rounds, ends, strict=True)]
+        self.raw = raw
+        self._inputs, self._samples = _StepInputs(rounds, raw.shape[1]), SampleInputs(rounds)
+        found = [penalties_of_round(each) for each in rounds]
+        arrays = self._inputs.arrays, self._samples.arrays, _flat(found)
+        staged = iter(upload([array for each in arrays for array in each], raw.device))
+        of_rows, of_samples, of_penalties = (list(islice(staged, len(each))) for each in arrays)
+        self.penalized = self._penalize(rounds, _like(found, of_penalties), eos_token_ids)
+        self._download = Download(self._compute(of_rows, of_samples))
+
+    def _penalize(
+        self, rounds: Sequence[StepRound], found: Sequence[Sequence[PathPenalties]], eos_token_ids: TokenIds
+    ) -> torch.Tensor:
+        if not any(found):
+            return self.raw
+        penalized = self.raw.clone()
+        for each, place, of_round in zip(rounds, self.slices, found, strict=True):
+            if of_round:
+                penalized[place] = penalize(torch, self.raw[place], each, of_round, eos_token_ids)
+        return penalized
+
+    def _compute(
+        self, staged: Sequence[torch.Tensor], of_samples: Sequence[torch.Tensor]
+    ) -> list[torch.Tensor]:
+        """Returns the tables that come to the host: of rows, samples and rows with log-probabilities."""
+        raw, penalized = self.raw, self.penalized
+        keys, temperatures, ids, logprob_rows, *cuts = staged
+        thresholds = truncation_thresholds(penalized, temperatures, *cuts)
+        found = device.gumbel_argmax(penalized, temperatures, thresholds, keys)
+        read = torch.cat((found.token_ids.clamp(min=0)[:, None], ids), 1)
+        columns = found.token_ids, found.tops, found.log_sums, found.entropies, thresholds
+        tables = [_table(*columns, *penalized.gather(1, read).unbind(1))]
+        if self._samples.num:
+            token_ids, rows = foreseen.draw(penalized, temperatures, thresholds, found, of_samples)
+            places = rows, token_ids.clamp(min=0)
+            tables.append(_table(token_ids, penalized[places], raw[places]))
+        else:
+            tables.append(_table(*raw.new_empty((3, 0))))
+        if self._inputs.num_top:
+            tables.append(_logprobs(raw[logprob_rows], read[logprob_rows], self._inputs.num_top))
+        return tables
+
+    @property
+    def is_computed(self) -> bool:
+        """Returns whether the results are on the host."""
+        return self._download.is_computed
+
+    def wait(self) -> None:
+        """Waits for the results."""
+        self._download.wait()
+
+    @cached_property
+    def table(self) -> list[list[float]]:
+        """Returns what was found of each row, in the columns named above."""
+        return _lists(self._download.arrays[0])
+
+    @cached_property
+    def _sampled(self) -> list[list[float]]:
+        return _lists(self._download.arrays[1])
+
+    @cached_property
+    def _of_logprobs(self) -> list[list[float]]:
+        return _lists(self._download.arrays[2])
+
+    @cached_property
+    def samples(self) -> list[list[tuple[int, Foreseen]]]:
+        """Returns the samples that were foreseen of each round."""
+        tokens = (int(token_id) for token_id, *_ in self._sampled)
+        return [[(next(tokens), each) for each in of_round] for of_round in self._samples.of_round]
+
+    def known_logits(self, row: int) -> dict[int, float]:
+        """Returns the logits at the ids of the row that are known here."""
+        known = self._known(row, self.table[row][_LOGITS:])
+        return known | {int(token_id): logit for token_id, logit, _ in self._sampled_of(row)}
+
+    def raw_logprobs(self, row: int, token_id: int, num_top: int) -> RawLogprobs:
+        """Returns `ProcessedRows.raw_logprobs` of a row whose round asked for some."""
+        found, most = self._of_logprobs[self._inputs.logprob_numbers[row]], self._inputs.num_top
+        log_total, raw_logits = found[_LOG_TOTAL], self._known(row, found[_RAW_LOGITS:])
+        raw_logits |= {int(token_id): raw_logit for token_id, _, raw_logit in self._sampled_of(row)}
+        if token_id not in raw_logits:
+            raw_logits[token_id] = self.raw[row, token_id].item()
+        top = zip(found[-2 * most : -most][:num_top], found[-most:][:num_top], strict=True)
+        finite = [(int(top_id), logit - log_total) for top_id, logit in top if logit > -math.inf]
+        return RawLogprobs(
+            raw_logits[token_id] - log_total,
+            tuple(top_id for top_id, _ in finite),
+            tuple(lp for _, lp in finite),
+        )
+
+    def _known(self, row: int, logits: Sequence[float]) -> dict[int, float]:
+        ids = int(self.table[row][TOKEN]), *self._inputs.needed_ids[row]
+        return dict(zip(ids, logits, strict=False))
+
+    def _sampled_of(self, row: int) -> list[list[float]]:
+        return [
+            self._sampled[number]
+            for number in self._samples.of_row.get(row, ())
+            if self._sampled[number][0] >= 0
+        ]
+
+
+class _StepInputs:
+    """Holds what the rows of a step are computed with, as arrays."""
+
+    def __init__(self, rounds: Sequence[StepRound], num_tokens: int) -> None:
+        of_rows = [(each, row) for each in rounds for row in range(each.num_rows)]
+        self.needed_ids = [each.needed_ids(row) for each, row in of_rows]
+        self.num_top = min(max(each.num_logprobs for each in rounds), num_tokens)
+        logprob_rows = [number for number, (each, _) in enumerate(of_rows) if each.num_logprobs]
+        self.logprob_numbers = {row: number for number, row in enumerate(logprob_rows)}
+        keys = [(each.sampling.seed, Purpose.COUPLED, each.row_position(row), 0) for each, row in of_rows]
+        ids = np.zeros((len(of_rows), max(map(len, self.needed_ids))), np.int64)
+        for number, row_ids in enumerate(self.needed_ids):
+            ids[number, : len(row_ids)] = row_ids
+        self.arrays: tuple[NDArray[Any], ...] = (
+            np.array(keys, np.uint64).view(np.int64),
+            np.array([wire(each.sampling.temperature) for each, _ in of_rows], np.float32),
+            ids,
+            np.array(logprob_rows, np.int64),
+            *_cuts([each for each, _ in of_rows], num_tokens),
+        )
+
+
+def _cuts(rounds: Sequence[StepRound], num_tokens: int) -> tuple[NDArray[Any], ...]:
+    """Returns the arguments of `truncation_thresholds` from its `rows` on; `rounds` are those of each row."""
+    rows, cuts = list[int](), list[tuple[int, float, float]]()
+    for row, each in enumerate(rounds):
+        sampling = each.sampling
+        top_k = sampling.top_k if sampling.top_k < num_tokens else 0
+        if sampling.temperature != 0 and (top_k or sampling.top_p < 1 or sampling.min_p > 0):
+            min_p = wire(sampling.min_p)
+            rows.append(row)
+            cuts.append((top_k, wire(sampling.top_p), math.log(min_p) if min_p > 0 else -math.inf))
+    top_ks, top_ps, log_min_ps = np.array(cuts, np.float64).reshape(-1, 3).T
+    return np.array(rows, np.int64), top_ks.astype(np.int32), top_ps, log_min_ps
+
+
+def _flat(found: Sequence[Sequence[PathPenalties]]) -> list[NDArray[Any]]:
+    """Returns the arrays of all rounds, one after another."""
+    arrays = list[NDArray[Any]]()
+    for of_path in chain.from_iterable(found):
+        arrays += of_path.penalties
+        if of_path.rows is not None:
+            arrays.append(of_path.rows)
+    return arrays
+
+
+def _like(
+    found: Sequence[Sequence[PathPenalties]], tensors: Iterable[torch.Tensor]
+) -> list[list[PathPenalties]]:
+    """Returns `found` with these in place of its arrays."""
+    rest = iter(tensors)
+
+    def on_device(of_path: PathPenalties) -> PathPenalties:
+        penalties = Penalties(*islice(rest, len(of_path.penalties)))
+        return PathPenalties(penalties, None if of_path.rows is None else next(rest), of_path.num_new)
+
+    return [[on_device(of_path) for of_path in of_round] for of_round in found]
+
+
+def _lists(table: NDArray[np.float64]) -> list[list[float]]:
+    rows: list[list[float]] = table.tolist()
+    return rows
+
+
+def _table(*columns: torch.Tensor) -> torch.Tensor:
+    return torch.stack([each.double() for each in columns], 1)
+
+
+def _logprobs(raw: torch.Tensor, read: torch.Tensor, num_top: int) -> torch.Tensor:
+    """Returns the table of rows with log-probabilities; equal logits are in the order of their ids."""
+    bits = (raw + 0.0).view(torch.int32).long()  # without -0
+    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # of the logits
+    ids = torch.arange(raw.shape[1], device=raw.device)
+    top_ids = ((order << 32) - ids).topk(num_top).indices
+    log_totals = raw.double().logsumexp(1, keepdim=True)
+    return torch.cat(
+        (log_totals, raw.gather(1, read).double(), top_ids.double(), raw.gather(1, top_ids).double()), 1
+    )
