@@ -18,6 +18,7 @@ EMBEDDED_DRAFT = EMBEDDED_TARGET.parent / "draft"
 
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", re.ASCII)
 
 
@@ -27,6 +28,17 @@ def parse_size(text: str, flag: str) -> int:
     if match is None or match[2] not in _UNITS or not (num_bytes := int(float(match[1]) * _UNITS[match[2]])):
         raise ConfigError(f"{flag} {text}: not a size; write bytes, or a number with KiB, MiB or GiB: 512MiB")
     return num_bytes
+
+
+def parse_kv_memory(text: str) -> int | None:
+    """Returns the bytes of `--kv-memory`, None for "auto"; raises `ConfigError`."""
+    return None if text.strip().lower() == "auto" else parse_size(text, "--kv-memory")
+
+
+def check_device_name(device: str) -> None:
+    """Raises `ConfigError` for a device that is not named as torch names it."""
+    if not _DEVICE.fullmatch(device):
+        raise ConfigError(f"--device {device}: not a device; write cpu, cuda or cuda:N, N counted from 0")
 
 
 def parse_methods(text: str) -> tuple[Method, ...]:
@@ -74,11 +86,21 @@ class ServeConfig:
         "and none with any other target",
         metavar="DIR|none",
     )
+    heads: tuple[str, ...] = option(
+        (),
+        "directory of heads trained for this target (Medusa, Hydra, EAGLE), as draft sources of co-located "
+        "generation; may be repeated",
+        metavar="DIR",
+    )
+    lookahead: bool = option(
+        False, "offer lookahead decoding, which needs no weights, as a draft source of co-located generation"
+    )
     draft_strategy: str = option("onnx", "draft strategy of --draft", metavar="NAME")
     draft_threads: int = option(1, "CPU threads of --draft", metavar="N", minimum=1)
     draft_kv_memory: str = option(
         "256MiB",
-        "memory for the KV of --draft; a co-located generation beyond it goes on with the target alone",
+        "memory for the KV of --draft and --heads, and as much for the features of prompts; a co-located generation "
+        "beyond it goes on with the target alone",
         metavar="SIZE",
     )
     listen: str = option(
@@ -118,7 +140,9 @@ class ServeConfig:
         False, "serve beyond loopback without encryption or credentials; for networks you trust"
     )
     reflection: bool = option(False, "answer gRPC reflection, for tools such as grpcurl")
-    device: str = option("cpu", "where the target runs", choices=("cpu", "cuda"))
+    device: str = option(
+        "cpu", "where the target runs: cpu, cuda or cuda:N; cuda is the first of them", metavar="DEVICE"
+    )
     dtype: str = option(
         "auto",
         "data type of weights and arithmetic; auto is float32 on a CPU and bfloat16 on CUDA",
@@ -133,7 +157,10 @@ class ServeConfig:
     )
     num_threads: int = option(0, "CPU threads of a forward; 0 is torch's choice", metavar="N", minimum=0)
     kv_memory: str = option(
-        "512MiB", "memory of the KV pool for all sessions, such as 800MiB or 1.5GiB", metavar="SIZE"
+        "auto",
+        "memory of the KV pool for all sessions, such as 800MiB or 1.5GiB; auto is 512MiB on a CPU, on CUDA what is "
+        "free beside the weights and a step",
+        metavar="SIZE",
     )
     max_step_tokens: int = option(512, "most tokens in one packed forward", metavar="N", minimum=2)
     prefill_chunk_tokens: int = option(

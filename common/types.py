@@ -15,6 +15,9 @@ PROTOCOL_VERSION = 1  # of the messages; sides with different versions refuse ea
 
 TokenIds = tuple[int, ...]
 
+DRAFT_SOURCE = "draft"  # names a draft model among what may draft
+LOOKAHEAD = "lookahead"  # names lookahead decoding
+
 
 class Origin(enum.StrEnum):
     """Names where a committed token came from."""
@@ -223,6 +226,7 @@ class ModelInfo:
     labels: tuple[str, ...] = ()
     draft_fingerprint: str = ""  # of the draft for co-located generation; empty: there is none
     is_reproducible: bool = False  # a token's logits do not depend on what shares its forward
+    draft_sources: tuple[str, ...] = ()  # what may draft for co-located generation; the draft is DRAFT_SOURCE
 
 
 @dataclass(slots=True, unsafe_hash=True)  # not frozen, which takes seven times as long to make: one a round
@@ -276,6 +280,9 @@ class OpenRequest:
     num_logprobs: int = 0
     is_rebuild: bool = False
     round_id: int = 0
+    draft_source: str = (
+        ""  # what drafts for co-located generation, of `ModelInfo.draft_sources`; empty: the draft
+    )
 
 
 @dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics

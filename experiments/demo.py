@@ -2,14 +2,15 @@
 
 Decodes held-out prompts speculatively, cloud-only, co-located (draft and target both in the verifier) and
 edge-only, and fails unless the first three write the same text, token for token, with nothing unverified. Then
-once more as it would be with a larger target far away: forwards stretched, over an emulated link.
+once more as it would be with a larger target far away: forwards stretched, over an emulated link. With --heads the
+target drafts for itself too (docs/heads.md).
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,9 +24,13 @@ from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.shared.command import run_command
 from outrider.experiments.shared.processes import VerifierProcess, running_verifier
 from outrider.experiments.shared.prompts import Prompt, load_prompts
+from outrider.models import shipped_heads
 
-EXACT = (ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED)
-MODES = (*EXACT, ExecutionMode.EDGE_ONLY)
+EXACT: dict[str, dict[str, Any]] = {
+    mode: {"mode": mode}
+    for mode in (ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED)
+}
+UNVERIFIED: dict[str, dict[str, Any]] = {ExecutionMode.EDGE_ONLY: {"mode": ExecutionMode.EDGE_ONLY}}
 TEMPERATURES = (0.0, 0.8)
 SEED = 7
 # A target of the size of 7B parameters on a small GPU, in another town.
@@ -37,7 +42,7 @@ FORWARD_MS = 70.0
 class Run:
     """Holds one text, and how it was decoded."""
 
-    mode: ExecutionMode
+    way: str
     temperature: float
     result: SessionResult
 
@@ -54,70 +59,72 @@ class Run:
 
 
 def decode_every_way(
-    edge: Edge, address: str, prompts: Sequence[Prompt], temperatures: Sequence[float], num_tokens: int
+    edge: Edge,
+    address: str,
+    prompts: Sequence[Prompt],
+    temperatures: Sequence[float],
+    num_tokens: int,
+    exact: dict[str, dict[str, Any]],
 ) -> list[Run]:
-    """Returns the runs of each prompt in every mode. Raises SystemExit where exact ones differ."""
+    """Returns the runs of each prompt in every way. Raises SystemExit where those in `exact` differ."""
     runs: list[Run] = []
     for prompt in prompts:
         for temperature in temperatures:
-            by_mode = {mode: _decode(edge, address, prompt, mode, temperature, num_tokens) for mode in MODES}
-            _check_same(by_mode, prompt)
-            _print_text(by_mode[ExecutionMode.SPECULATIVE], prompt)
-            runs += by_mode.values()
+            by_way: dict[str, Run] = {}
+            for way, settings in (exact | UNVERIFIED).items():
+                result = _decode(edge, address, prompt, settings | {"temperature": temperature}, num_tokens)
+                by_way[way] = Run(way, temperature, result)
+            _check_same(by_way, exact, prompt)
+            _print_text(by_way[ExecutionMode.SPECULATIVE], exact, prompt)
+            runs += by_way.values()
     return runs
 
 
 def _decode(
-    edge: Edge, address: str, prompt: Prompt, mode: ExecutionMode, temperature: float, num_tokens: int
-) -> Run:
-    config = run_config(
-        verifier=address,
-        mode=mode,
-        temperature=temperature,
-        max_new_tokens=num_tokens,
-        on_timeout="wait",
-    )
+    edge: Edge, address: str, prompt: Prompt, settings: dict[str, Any], num_tokens: int
+) -> SessionResult:
+    config = run_config(verifier=address, max_new_tokens=num_tokens, on_timeout="wait", **settings)
     session = edge.session(prompt.text, SEED, config)
     for _ in session.generate():
         pass
-    return Run(mode, temperature, session.result)
+    return session.result
 
 
-def _check_same(by_mode: dict[ExecutionMode, Run], prompt: Prompt) -> None:
-    expected = by_mode[ExecutionMode.CLOUD_ONLY].result.token_ids
-    for mode in EXACT:
-        result = by_mode[mode].result
+def _check_same(by_way: dict[str, Run], exact: Iterable[str], prompt: Prompt) -> None:
+    expected = by_way[ExecutionMode.CLOUD_ONLY].result.token_ids
+    for way in exact:
+        result = by_way[way].result
         if result.num_unverified_tokens:
-            raise SystemExit(f"demo: {mode} decoding of {prompt.id} fell back: {result.unverified_note}")
+            raise SystemExit(f"demo: {way} decoding of {prompt.id} fell back: {result.unverified_note}")
         if result.token_ids != expected:
-            raise SystemExit(f"demo: {mode} and cloud-only text of {prompt.id} differ")
+            raise SystemExit(f"demo: {way} and cloud-only text of {prompt.id} differ")
 
 
-def _print_text(run: Run, prompt: Prompt) -> None:
+def _print_text(run: Run, exact: Iterable[str], prompt: Prompt) -> None:
     dim, plain = ("\033[2m", "\033[0m") if sys.stdout.isatty() else ("\n", "")
-    print(f"\n--- {prompt.id}, temperature {run.temperature}: {' = '.join(EXACT)}, token for token")
+    print(f"\n--- {prompt.id}, temperature {run.temperature}: {' = '.join(exact)}, token for token")
     print(f"{prompt.text.rstrip()}{dim}{run.result.text}{plain}", flush=True)
 
 
 def print_table(title: str, runs: Sequence[Run]) -> None:
-    """Prints a line for each mode and temperature."""
+    """Prints a line for each way and temperature."""
     print(
         f"\n{title}\n{'mode':<12}{'temp.':>6}{'ms/token':>10}{'accepted':>10}{'calls/token':>13}{'bytes/token':>13}"
     )
     for temperature in sorted({run.temperature for run in runs}):
-        for mode in MODES:
-            group = [run for run in runs if run.mode is mode and run.temperature == temperature]
-            print(_row(mode, temperature, group))
+        for way in dict.fromkeys(run.way for run in runs):
+            group = [run for run in runs if run.way == way and run.temperature == temperature]
+            print(_row(way, temperature, group))
 
 
-def _row(mode: ExecutionMode, temperature: float, group: Sequence[Run]) -> str:
+def _row(way: str, temperature: float, group: Sequence[Run]) -> str:
     stats = [summary_of(run) for run in group]
     num_tokens = sum(run.num_tokens for run in group)
     drafted = sum(each["num_draft_tokens"] for each in stats)
     accepted = f"{sum(each['num_accepted_tokens'] for each in stats) / drafted:.0%}" if drafted else "–"
     size = sum(each["bytes_up"] + each["bytes_down"] for each in stats) / num_tokens
     return (
-        f"{mode:<12}{temperature:>6.1f}{ms_per_token(group):>10.1f}{accepted:>10}"
+        f"{way:<12}{temperature:>6.1f}{ms_per_token(group):>10.1f}{accepted:>10}"
         f"{calls_per_token(group):>13.2f}{size:>13.1f}"
     )
 
@@ -142,11 +149,11 @@ def calls_per_token(group: Sequence[Run]) -> float:
 
 def read_table(runs: Sequence[Run]) -> str:
     """Returns what the runs over the link show, in one sentence."""
-    by_mode = {mode: [run for run in runs if run.mode is mode] for mode in MODES}
-    here, alone, beside = (ms_per_token(by_mode[mode]) for mode in EXACT)
+    by_way = {way: [run for run in runs if run.way == way] for way in EXACT}
+    here, alone, beside = map(ms_per_token, by_way.values())
     is_faster = here < alone
     factor = alone / here if is_faster else here / alone
-    per_call = 1 / calls_per_token(by_mode[ExecutionMode.SPECULATIVE])
+    per_call = 1 / calls_per_token(by_way[ExecutionMode.SPECULATIVE])
     return (
         f"With forwards of {FORWARD_MS:.0f} ms and a round trip of {FAR.rtt_ms:.0f} ms, drafting here writes a "
         f"token in {here:.0f} ms, {factor:.1f} times as {'fast' if is_faster else 'slow'} as the target alone "
@@ -161,24 +168,33 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="few short prompts, for CI")
-    is_quick = parser.parse_args().quick
+    parser.add_argument(
+        "--heads", action="store_true", help="let the target draft for itself too, by trained heads"
+    )
+    arguments = parser.parse_args()
+    is_quick = arguments.quick
+    heads = shipped_heads() if arguments.heads else []
+    drafting = [flag for path in heads for flag in ("--heads", str(path))]
+    exact = EXACT | {
+        path.name: {"mode": ExecutionMode.CO_LOCATED, "draft_source": path.name} for path in heads
+    }
     prompts, num_tokens = load_prompts(limit=2 if is_quick else 3), 32 if is_quick else 96
     edge = create_edge(run_config())
     print("starting cloud-verifier on loopback with the embedded target ...", flush=True)
-    with running_verifier("--log-level", "warning") as verifier:
+    with running_verifier("--log-level", "warning", *drafting) as verifier:
         _say_serving(verifier)
-        runs = decode_every_way(edge, verifier.address, prompts, TEMPERATURES, num_tokens)
+        runs = decode_every_way(edge, verifier.address, prompts, TEMPERATURES, num_tokens, exact)
     print_table("on loopback", runs)
     print(f"\nstarting another, with forwards of {FORWARD_MS:.0f} ms ...", flush=True)
-    flags = ("--log-level", "warning", "--min-forward-ms", str(FORWARD_MS))
+    flags = ("--log-level", "warning", "--min-forward-ms", str(FORWARD_MS), *drafting)
     with running_verifier(*flags) as verifier:
         _say_serving(verifier)
         with create_realisation("proxy").open(FAR, verifier.address) as link:
-            far = decode_every_way(edge, link.address, prompts[:1], TEMPERATURES[1:], num_tokens)
+            far = decode_every_way(edge, link.address, prompts[:1], TEMPERATURES[1:], num_tokens, exact)
     edge.close()
     print_table(f"forwards of {FORWARD_MS:.0f} ms, over a link of {FAR.rtt_ms:.0f} ms", far)
     print(f"\n{read_table(far)}")
-    num_same = (len(runs) + len(far)) // len(MODES)
+    num_same = (len(runs) + len(far)) // len(exact | UNVERIFIED)
     print(f"\n{num_same} of {num_same} texts identical, no token unverified, verifiers stopped.")
     return 0
 

@@ -39,7 +39,7 @@ _MOST_BITS = tl.constexpr(60.0)  # beyond it tanh is 1 in float32
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _product(left, right, IS_INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
+def product(left, right, IS_INTERPRETED: tl.constexpr):  # type: ignore[no-untyped-def]
     """Returns left @ right in float32. numpy's product, the interpreter's, has other last bits for other rows of
     one matrix and knows no bfloat16: in float64 it does, and its rounded sums are right."""
     if IS_INTERPRETED:
@@ -58,7 +58,7 @@ def _add_keys(  # type: ignore[no-untyped-def]
     places = slots.to(tl.int64)[:, None] * SLOT_SIZE + dims[None, :]
     is_read = is_key[:, None] & (dims < HEAD_DIM)[None, :]
     keys = tl.load(keys_at + places, mask=is_read, other=0.0)  # [KEYS, PADDED_DIM]
-    scores = _product(queries, tl.trans(keys), IS_INTERPRETED) * scale
+    scores = product(queries, tl.trans(keys), IS_INTERPRETED) * scale
     if HAS_SOFTCAP:  # cap · tanh, where `scale` makes the scores twice tanh's argument, in bits
         scores = cap * (1.0 - 2.0 / (tl.exp2(tl.minimum(scores, _MOST_BITS)) + 1.0))
     scores = tl.where(is_seen, scores, -float("inf"))
@@ -67,7 +67,7 @@ def _add_keys(  # type: ignore[no-untyped-def]
     values = tl.load(values_at + places, mask=is_read, other=0.0)
     weights = tl.exp2(scores - zero[:, None]).to(values.dtype)
     rescale = tl.exp2(top - zero)
-    summed = summed * rescale[:, None] + _product(weights, values, IS_INTERPRETED)
+    summed = summed * rescale[:, None] + product(weights, values, IS_INTERPRETED)
     # The rounded weights are added up: they are what the values are multiplied by.
     return new_top, total * rescale + tl.sum(weights.to(tl.float32), 1), summed
 

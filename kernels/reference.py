@@ -178,3 +178,10 @@ def draft_signals(logits: Row, token_id: int) -> tuple[float, float, float]:
     logs = wide - wide.max() - math.log(np.exp(wide - wide.max()).sum())
     second, first = np.sort(np.exp(logs))[-2:]
     return float(-(np.exp(logs) * logs).sum() / math.log(2)), float(-logs[token_id]), float(first - second)
+
+
+def linear(
+    x: NDArray[np.float32], weight: NDArray[np.float32], bias: NDArray[np.float32]
+) -> NDArray[np.float64]:
+    """Returns x Wᵀ + b, float64 [rows, out], for x [rows, in], a weight [out, in] and a bias [out]."""
+    return x.astype(np.float64) @ weight.astype(np.float64).T + bias

@@ -11,7 +11,7 @@ tree takes the most valuable node that continues it, again and again (Medusa, Ca
 import argparse
 import heapq
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
@@ -45,13 +45,18 @@ def choices_taken(model: OnnxDraftModel, text: WrittenText) -> list[int]:
 
 def accuracies(taken: Sequence[Sequence[int]], max_depth: int) -> Accuracies:
     """Returns how often each choice is right at each depth, of the paths from any token on that are right so far."""
+    starts = ((choices, start) for choices in taken for start in range(len(choices)))
+    return path_accuracies((choices[start : start + max_depth] for choices, start in starts), max_depth)
+
+
+def path_accuracies(paths: Iterable[Sequence[int]], max_depth: int) -> Accuracies:
+    """Returns the same of paths that have choices of their own at each start."""
     counts = [[0] * (MAX_CONTINUATIONS + 1) for _ in range(max_depth)]
-    for choices in taken:
-        for start in range(len(choices)):
-            for depth, choice in enumerate(choices[start : start + max_depth]):
-                counts[depth][choice] += 1
-                if choice == MAX_CONTINUATIONS:
-                    break
+    for path in paths:
+        for depth, choice in enumerate(path):
+            counts[depth][choice] += 1
+            if choice == MAX_CONTINUATIONS:
+                break
     return [[count / max(1, sum(row)) for count in row[:MAX_CONTINUATIONS]] for row in counts]
 
 

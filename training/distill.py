@@ -20,7 +20,7 @@ from outrider.training.common.options import add_run_options, run_options, run_t
 from outrider.training.common.schedule import Phase
 from outrider.training.common.workers import Group
 from outrider.training.data.streams import Tokens, load_train
-from outrider.training.data.texts import encode_texts, read_texts
+from outrider.training.data.texts import encode_for
 from outrider.training.draft.distiller import DistillConfig, Distiller
 from outrider.training.draft.drafts import draft_shape, read_config, require_same_tokenizer, saved_shape
 
@@ -103,13 +103,7 @@ def make_config(args: argparse.Namespace) -> DistillConfig:
 
 def load_stream(args: argparse.Namespace) -> Tokens:
     """Returns the corpus, encoded. Raises ValueError or FileNotFoundError naming the file."""
-    if args.data is not None:
-        return load_train(args.data)
-    fields = read_config(args.target)
-    eos = fields.get("eos_token_id") or 0
-    separator = eos[0] if isinstance(eos, list) else eos
-    tokenizer = args.target / "tokenizer.json"
-    return encode_texts(read_texts(args.text), tokenizer, int(separator), int(fields["vocab_size"]))
+    return encode_for(args.target, args.text) if args.data is None else load_train(args.data)
 
 
 def main() -> None:

@@ -11,12 +11,18 @@ import torch
 from benchmarks.gpu_check.stage import Setting
 from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, register_attention
 from outrider.cloud_verifier.backends.base import KVSequence
+from outrider.cloud_verifier.backends.decoder_config import (
+    DecoderConfig,
+    make_decoder_config,
+    with_defaults,
+)
 from outrider.cloud_verifier.backends.through_transformers import quiet_transformers
 from outrider.cloud_verifier.backends.transformers_backend import (
     PagedSequence,
     TargetFacts,
     TransformersBackend,
 )
+from outrider.cloud_verifier.backends.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,33 @@ def make_model(setting: Setting, shape: Shape, dtype: torch.dtype) -> Any:
     with quiet_transformers(), torch.device(setting.device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
     return model.eval().requires_grad_(False)
+
+
+class ModelWeights(Weights):
+    """Gives the weights of a transformers model that is in memory, as they are."""
+
+    def __init__(self, model: Any) -> None:
+        self._tensors: dict[str, torch.Tensor] = model.state_dict()
+        self.device, self.dtype = str(model.device), model.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        """Returns the size of all tensors."""
+        return sum(each.numel() * each.element_size() for each in self._tensors.values())
+
+    def read(self, name: str, *shape: int) -> torch.Tensor:
+        """Returns a tensor."""
+        tensor = self._tensors[name]
+        assert tensor.shape == shape, f"{name} is {list(tensor.shape)}, the configuration says {list(shape)}"
+        return tensor
+
+
+def own_config(model: Any) -> DecoderConfig:
+    """Returns what our own decoders need of a transformers model's configuration."""
+    fields = with_defaults(model.config.to_dict())
+    config = fields and make_decoder_config(fields)
+    assert config, "not a configuration of our own decoders"
+    return config
 
 
 def make_facts(setting: Setting, shape: Shape, dtype: torch.dtype) -> TargetFacts:

@@ -8,16 +8,22 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.gpu_check.shape import Shape
+from benchmarks.gpu_check.shape import ModelWeights, Shape, own_config
+from benchmarks.gpu_check.stand_ins import RunAgain
 from outrider.cloud_verifier.backends.attention import AttentionPlanner
+from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
+from outrider.cloud_verifier.backends.cuda.graphs import Capture, CudaCapture
 from outrider.cloud_verifier.backends.loading import make_backend
+from outrider.cloud_verifier.backends.products.ways import OwnKernel, ProductWay, UnsplitLibrary
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
+from outrider.common.errors import ModelError
 
 
 class NotHere(Exception):
@@ -35,30 +41,35 @@ class Attention:
 
 @dataclass(frozen=True)
 class Product:
-    """Multiplies some rows: all at once (0), or padded to a multiple of `padded_rows`, hence in one shape.
+    """Multiplies some rows in one of the verifier's ways: all at once (0), or padded to a multiple of `padded_rows`,
+    hence in one shape.
 
-    With `has_exact_rows` a row's bits must not change with their number.
+    With `has_exact_rows` a row's bits must not change with their number; what `is_tried` is put through the
+    verifier's own check at the start, in this order.
     """
 
+    make_way: Callable[[], ProductWay] = ProductWay
     padded_rows: int = 0
     has_exact_rows: bool = False
+    is_tried: bool = False
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """Puts a model behind a backend. `max_calls` bounds its dispatcher calls a step, `max_ratio` its time in
-    reads of all weights."""
+    """Puts a model behind a backend. `max_calls` bounds its dispatcher calls a step, views left out, and `max_ratio`
+    its time in reads of all weights."""
 
     make: Callable[[Any, TargetFacts, int], TransformersBackend]
-    max_ratio: float = 1.4
+    max_ratio: float | None = None
     max_calls: int | None = None
 
 
 @dataclass(frozen=True)
 class Texts:
-    """Says in which dtype texts are written, and whether they must equal cloud-only's."""
+    """Says in which dtype and with which `--exact-rows` texts are written, and whether they must equal cloud-only's."""
 
     dtype: str
+    exact_rows: str
     is_exact: bool
 
 
@@ -79,11 +90,40 @@ def _make_paged(
     return PagedPlanner(16, shape.num_heads // shape.num_kv_heads, device), 16
 
 
-def _make_served(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
-    return make_backend(TransformersDecoder(model), facts, kv_tokens=kv_tokens)
+def _make_transformers(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
+    return make_backend(TransformersDecoder(model), facts, kv_tokens=kv_tokens, exact_rows="off")
+
+
+def _make_own(
+    model: Any, facts: TargetFacts, kv_tokens: int, *, has_graphs: bool, exact_rows: str = "off"
+) -> TransformersBackend:
+    capture: Capture | None = None
+    if has_graphs:
+        capture = RunAgain() if facts.device == "cpu" else CudaCapture(torch.device(facts.device))
+    decoder = CudaDecoder(own_config(model), ModelWeights(model), capture=capture)
+    try:
+        return make_backend(decoder, facts, kv_tokens=kv_tokens, exact_rows=exact_rows)
+    except ModelError as error:
+        raise NotHere(str(error)) from error
 
 
 ATTENTIONS = {"sdpa": Attention(_make_sdpa), "paged": Attention(_make_paged, has_exact_rows=True)}
-PRODUCTS = {"default": Product(), "padded": Product(padded_rows=128, has_exact_rows=True)}
-DECODERS = {"transformers": Decoder(_make_served)}
-TEXTS = {"float32": Texts("float32", is_exact=True), "bfloat16": Texts("bfloat16", is_exact=False)}
+PRODUCTS = {
+    "default": Product(is_tried=True),
+    "padded": Product(padded_rows=128, has_exact_rows=True),
+    "unsplit": Product(UnsplitLibrary, is_tried=True),
+    "unsplit_padded": Product(UnsplitLibrary, padded_rows=128, has_exact_rows=True),
+    "persistent": Product(OwnKernel, has_exact_rows=True, is_tried=True),
+}
+# What is served first; then what it is compared with.
+DECODERS = {
+    "graphs": Decoder(partial(_make_own, has_graphs=True), max_ratio=1.4),
+    "eager": Decoder(partial(_make_own, has_graphs=False), max_calls=400),
+    "exact": Decoder(partial(_make_own, has_graphs=True, exact_rows="on")),
+    "transformers": Decoder(_make_transformers),
+}
+TEXTS = {
+    "float32": Texts("float32", "auto", is_exact=True),
+    "bfloat16": Texts("bfloat16", "off", is_exact=False),
+    "bfloat16_exact": Texts("bfloat16", "on", is_exact=True),
+}

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+import contextlib
+from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.gpu_check.shape import SHAPE_TOY, make_facts, make_model
+from benchmarks.gpu_check.shape import SHAPE_TOY, ModelWeights, make_facts, make_model, own_config
 from benchmarks.gpu_check.stage import Setting
 from benchmarks.gpu_check.step import COUNTED_CONTEXT, COUNTED_SESSIONS, CallCounter, open_step
 from benchmarks.results_file import Found
-from outrider.cloud_verifier.backends.decoder_config import make_decoder_config, with_defaults
+from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.lean import LeanDecoder
 from outrider.cloud_verifier.backends.loading import make_backend
 from outrider.cloud_verifier.backends.paged import PagedPlanner
-from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder, quiet_transformers
+from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
-from outrider.cloud_verifier.backends.weights import Weights
 from outrider.experiments.shared.results import at_most, judged
-from outrider.kernels import paged_attention
+from outrider.kernels import layers, paged_attention
 
 MAX_CALLS = 400
 KV_TOKENS = 2 * COUNTED_SESSIONS * COUNTED_CONTEXT
-KERNELS = ("_attend_split", "_combine")
+KERNELS = {paged_attention: ("_attend_split", "_combine"), layers: ("_add_norm", "_rotate", "_gate")}
 
 
 class CountedKernel:
@@ -43,49 +39,52 @@ class CountedKernel:
 
 
 def run() -> Found:
-    """Counts a step of 64 sessions of 5 rows through each decoder: of ours what CUDA runs, plain products in
-    bfloat16."""
+    """Counts a step of 64 sessions of 5 rows through each decoder, as CUDA runs it: in bfloat16, without graphs."""
     setting = Setting(is_rehearsal=True, limit_s=600.0)
     model = make_model(setting, SHAPE_TOY, torch.bfloat16)
+    config, weights = own_config(model), ModelWeights(model)
     counts = {
-        "lean": _count(setting, _lean_decoder(model)),
+        "cuda": _count(setting, CudaDecoder(config, weights, layers)),
+        "lean": _count(setting, LeanDecoder(config, weights)),
         "transformers": _count(setting, TransformersDecoder(model)),
     }
     what = (
         "of the dispatcher, views left out, and of our kernels in a forward, 28 layers, 64 sessions x 5 rows"
     )
     measures = [
-        judged("gpu.dispatch", f"calls {what}", counts["lean"]["calls"], "calls", at_most(MAX_CALLS)),
+        judged("gpu.dispatch", f"calls {what}", counts["cuda"]["calls"], "calls", at_most(MAX_CALLS)),
     ]
     return measures, {"counts": counts}
 
 
-def _lean_decoder(model: Any) -> LeanDecoder:
-    with quiet_transformers(), tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
-        fields = with_defaults(json.loads((Path(folder) / "config.json").read_text("utf-8")))
-        config = fields and make_decoder_config(fields)
-        assert config, "not a configuration of our own decoder"
-        with Weights(Path(folder), "cpu", torch.bfloat16) as weights:
-            return LeanDecoder(config, weights)
+@contextlib.contextmanager
+def _counting() -> Iterator[list[CountedKernel]]:
+    """Yields what stands in for each kernel."""
+    kernels = [(module, name, getattr(module, name)) for module, names in KERNELS.items() for name in names]
+    stand_ins = [CountedKernel() for _ in kernels]
+    for (module, name, _), stand_in in zip(kernels, stand_ins, strict=True):
+        setattr(module, name, stand_in)
+    try:
+        yield stand_ins
+    finally:
+        for module, name, kernel in kernels:
+            setattr(module, name, kernel)
 
 
 def _count(setting: Setting, decoder: Decoder) -> dict[str, int]:
     """Returns the calls of one forward: "views", "launches" of our kernels, and "calls", which are all but views."""
     facts = make_facts(setting, SHAPE_TOY, torch.bfloat16)
-    backend = make_backend(decoder, facts, kv_tokens=KV_TOKENS, exact_rows="off")
-    num_groups = facts.num_heads // facts.num_kv_heads
-    backend.planner = PagedPlanner(backend.blocks.block_size, num_groups, torch.device("cpu"))
-    step = open_step(backend, COUNTED_SESSIONS, COUNTED_CONTEXT, counts_rows=False)
-    kernels = {name: getattr(paged_attention, name) for name in KERNELS}
-    stand_ins = {name: CountedKernel() for name in KERNELS}
-    vars(paged_attention).update(stand_ins)
-    try:
+    with _counting() as kernels:
+        backend = make_backend(decoder, facts, kv_tokens=KV_TOKENS, exact_rows="off")
+        num_groups = facts.num_heads // facts.num_kv_heads
+        upload = backend.inputs.add if backend.inputs else None
+        device = torch.device("cpu")
+        backend.planner = PagedPlanner(backend.blocks.block_size, num_groups, device, upload=upload)
+        step = open_step(backend, COUNTED_SESSIONS, COUNTED_CONTEXT, counts_rows=False)
+        before = sum(each.num_launches for each in kernels)
         with CallCounter() as counter:
             step.run()
-    finally:
-        vars(paged_attention).update(kernels)
-    num_launches = sum(each.num_launches for each in stand_ins.values())
+        num_launches = sum(each.num_launches for each in kernels) - before
     return {
         "calls": counter.num_computing + num_launches,
         "launches": num_launches,

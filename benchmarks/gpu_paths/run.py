@@ -10,7 +10,7 @@ import os
 from benchmarks.results_file import run_modules
 from outrider.experiments.shared.command import run_command
 
-STAGES = ("kernel", "dispatch", "sync_points")  # modules of this folder
+STAGES = ("kernel", "dispatch", "same_text", "sync_points")  # modules of this folder
 
 
 def main() -> int:

@@ -64,7 +64,7 @@ def layer_windows(config: Any, max_context: int) -> tuple[int | None, ...]:
     """Returns how many tokens each layer attends over: None where that is all of `max_context`, 0 where the
     configuration does not say."""
     num_layers, kinds = int(config.num_hidden_layers), getattr(config, "layer_types", None)
-    window = int(getattr(config, "sliding_window", None) or 0)
+    window = int(getattr(config, "sliding_window", None) or getattr(config, "window_size", None) or 0)
     if kinds is None:
         is_used = window > 0 and getattr(config, "use_sliding_window", None) is not False
         # Qwen's: the first layers attend over everything.

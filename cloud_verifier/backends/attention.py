@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
@@ -80,6 +80,18 @@ class PagedAttention(Protocol):
         """
 
 
+@runtime_checkable
+class FixedAttention(PagedAttention, Protocol):
+    """Declares an attention whose numbers are read on the device: a graph of it is right for other forwards too."""
+
+    @property
+    def fixed(self) -> tuple[int, ...] | None:
+        """Returns what must be equal in those: its grid and its addresses; None where it is not one such."""
+
+    def again(self) -> FixedAttention:
+        """Returns the same for another run of the layers."""
+
+
 class AttentionPlanner(Protocol):
     """Prepares attention over the pool in one way."""
 
@@ -93,12 +105,14 @@ class ForwardPlan:
 
     key_pools: list[torch.Tensor]  # per layer [num_blocks, block_size, kv_heads, head_dim]
     value_pools: list[torch.Tensor]
-    write: slice | torch.Tensor  # slots of the packed tokens
+    write: slice | torch.Tensor  # slots of the packed tokens: a tensor where the decoder writes padding
     attention: PagedAttention
     num_rows: int  # rows after these only pad a product: they have no KV and their answers are dropped
-    rules_seen: dict[int, AttentionRule] = field(
-        default_factory=dict
-    )  # of the layers that attended, in order
+    is_fixed: bool = False  # its tensors, and those beside it, are where those of other such plans are
+    # Of the layers that attended, in order.
+    rules_seen: dict[int, AttentionRule] = field(default_factory=dict)
+    feature_layers: tuple[int, ...] = ()  # whose states are kept (`TransformersBackend.feature_layers`)
+    features: dict[int, torch.Tensor] = field(default_factory=dict)  # kept, each [rows, hidden_size]
 
 
 def paged_attention(
@@ -126,30 +140,25 @@ def paged_attention(
             raise NotImplementedError(f"attention argument {name!r}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     rule = AttentionRule(scaling, sliding_window, softcap)
-    return attend(plan, layer, query[0], key[0], value[0], rule)[None], None
+    write(plan, layer, key[0], value[0])
+    return attend(plan, layer, query[0], rule)[None], None
 
 
-def attend(
-    plan: ForwardPlan,
-    layer: int,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    rule: AttentionRule,
-) -> torch.Tensor:
-    """Writes one layer's new keys and values, and returns its attention over the pool.
+def write(plan: ForwardPlan, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
+    """Writes one layer's keys and values [kv_heads, rows, head_dim] of what is no padding to the pool."""
+    for pool, each in ((plan.key_pools[layer], key), (plan.value_pools[layer], value)):
+        _write(pool, plan.write, each[:, : plan.num_rows].transpose(0, 1))
 
-    query [heads, rows, head_dim], key and value [kv_heads, rows, head_dim] → [rows, heads, head_dim].
-    """
+
+def attend(plan: ForwardPlan, layer: int, query: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+    """Returns one layer's attention [rows, heads, head_dim] over the pool, for queries [heads, rows, head_dim] whose
+    keys and values are there."""
     assert layer not in plan.rules_seen, "a layer attends once"
     plan.rules_seen[layer] = rule
-    key_pool, value_pool = plan.key_pools[layer], plan.value_pools[layer]
     num_padding = query.shape[1] - plan.num_rows
     if num_padding:
-        query, key, value = (each[:, : plan.num_rows] for each in (query, key, value))
-    _write(key_pool, plan.write, key.transpose(0, 1))
-    _write(value_pool, plan.write, value.transpose(0, 1))
-    out = plan.attention(query, key_pool, value_pool, rule)
+        query = query[:, : plan.num_rows]
+    out = plan.attention(query, plan.key_pools[layer], plan.value_pools[layer], rule)
     return pad(out, (0, 0, 0, 0, 0, num_padding)) if num_padding else out
 
 

@@ -1,4 +1,4 @@
-"""The configurations that our own decoder computes: Llama, Mistral, Qwen2 and Qwen3, read from config.json."""
+"""The configurations that our own decoders compute: Llama, Mistral, Qwen2, Qwen3 and Gemma 2, from config.json."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from outrider.cloud_verifier.backends.architectures import layer_windows
+from outrider.cloud_verifier.backends.architectures import SLIDING, layer_windows
 
 # Their default where config.json has no `head_dim`: None is hidden_size / num_attention_heads.
-DEFAULT_HEAD_DIM = {"llama": None, "mistral": None, "qwen2": None, "qwen3": 128}
+DEFAULT_HEAD_DIM = {"llama": None, "mistral": None, "qwen2": None, "qwen3": 128, "gemma2": 256}
 ROPE_TYPES = ("default", "linear", "llama3")
-ACTIVATIONS = ("silu", "swish")
+# By their names in config.json.
+ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+# A configuration without these fields is left to transformers, which knows their defaults.
+_NEEDED = {
+    "mistral": ("sliding_window",),
+    "gemma2": (
+        "sliding_window",
+        "query_pre_attn_scalar",
+        "attn_logit_softcapping",
+        "final_logit_softcapping",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +45,10 @@ class DecoderConfig:
     mlp_bias: bool
     rope_parameters: Mapping[str, Any]  # rope_type, rope_theta and the type's own
     windows: tuple[int | None, ...]  # of each layer: tokens that it attends over, None: all
+    activation: str = "silu"  # or "gelu_tanh": of the gate
+    query_pre_attn_scalar: float | None = None  # scores are divided by its root; None: by that of head_dim
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
     eos_token_id: Any = None
 
     @property
@@ -46,6 +61,12 @@ class DecoderConfig:
         """Returns whether queries and keys are normalised, each head by itself."""
         return self.model_type == "qwen3"
 
+    @property
+    def is_gemma(self) -> bool:
+        """Returns whether norms multiply by 1 + weight, each part of a layer has a norm after it too, and embeddings
+        are multiplied by the root of their size."""
+        return self.model_type == "gemma2"
+
 
 def with_defaults(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """Returns the fields of a config.json with what transformers would add, in its newest form.
@@ -54,7 +75,7 @@ def with_defaults(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     field without an evident default is missing.
     """
     kind = raw["model_type"]
-    if kind not in DEFAULT_HEAD_DIM or (kind == "mistral" and "sliding_window" not in raw):
+    if kind not in DEFAULT_HEAD_DIM or any(name not in raw for name in _NEEDED.get(kind, ())):
         return None
     rope = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
     rope.setdefault("rope_type", rope.get("type", "default"))
@@ -70,6 +91,11 @@ def with_defaults(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     }
     if kind in ("qwen2", "qwen3"):
         fields["use_sliding_window"] = bool(raw.get("use_sliding_window"))
+    if kind == "gemma2":
+        kinds = [SLIDING if index % 2 == 0 else "full_attention" for index in range(raw["num_hidden_layers"])]
+        fields["layer_types"] = raw.get("layer_types") or kinds
+        fields["hidden_act"] = raw.get("hidden_activation") or "gelu_pytorch_tanh"
+        fields.setdefault("tie_word_embeddings", True)
     return fields
 
 
@@ -105,6 +131,10 @@ def make_decoder_config(fields: Mapping[str, Any]) -> DecoderConfig | None:
         mlp_bias=fields["mlp_bias"],
         rope_parameters=rope,
         windows=layer_windows(SimpleNamespace(**fields), sizes["max_position_embeddings"]),
+        activation=ACTIVATIONS[fields.get("hidden_act", "silu")],
+        query_pre_attn_scalar=fields.get("query_pre_attn_scalar"),
+        attn_logit_softcapping=fields.get("attn_logit_softcapping"),
+        final_logit_softcapping=fields.get("final_logit_softcapping"),
         eos_token_id=fields.get("eos_token_id"),
     )
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
+from torch.nn.functional import linear
 
 from outrider.cloud_verifier.backends.attention import AttentionRule
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.packing import PackedSequence
-from outrider.cloud_verifier.backends.row_plan import COUNTS, RowPlan, find_row_plan
+from outrider.cloud_verifier.backends.products.row_plan import (
+    ON_CPU,
+    ON_GPU,
+    RowChoices,
+    RowPlan,
+    find_row_plan,
+)
+from outrider.cloud_verifier.backends.products.ways import ProductWay, product_ways
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.tiled import TiledPlanner
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
@@ -30,43 +39,80 @@ LENGTHS = (1, 2, 18, 41, 64, 65, 101, 128, 129, 201, 256, 257, 301, 512, 513, 60
 MAX_QUERIES = 5
 
 
-def use_exact_rows(backend: TransformersBackend, mode: str) -> None:
-    """Sets the backend's `row_plan`, attention and `is_reproducible`, as `--exact-rows` (`mode`) says.
+@torch.inference_mode()
+def use_exact_rows(
+    backend: TransformersBackend,
+    mode: str,
+    *,
+    ways: Sequence[ProductWay] | None = None,
+    choices: RowChoices | None = None,
+) -> None:
+    """Sets the backend's `row_plan`, products, attention and `is_reproducible`, as `--exact-rows` (`mode`) says.
 
-    Raises `ModelError` where it is "on" and the rows of this target depend on one another all the same.
+    `ways` to multiply are tried in order, and `choices` of row counts in each; both are those of the backend's device
+    where they are None. Raises `ModelError` where `mode` is "on" and the rows of this target depend on one another
+    in every way.
     """
     if mode == "off":
         return
-    if mode == "auto" and backend.dtype == "float32" and has_equal_rows(backend):
+    is_on_cpu = backend.device == "cpu"
+    if mode == "auto" and is_on_cpu and backend.dtype == "float32" and has_equal_rows(backend):
         backend.is_reproducible = True
         return
-    planner = backend.planner
+    ways = ways or product_ways(backend.device)
+    errors: list[str] = []
+    cause: Exception | None = None
+    for way in ways:
+        try:
+            _use_way(backend, way, choices or (ON_CPU if is_on_cpu else ON_GPU))
+        except (ModelError, RuntimeError) as error:  # the latter: of a product that the library refuses
+            errors.append(f"{error}" if len(ways) == 1 else f"{way.name}: {error}")
+            cause = error
+        else:
+            logger.debug(
+                "exact rows by %s, with %s; before it %s", way.name, backend.row_plan, errors or "nothing"
+            )
+            return
+    reason = "; ".join(errors)
+    if mode == "on":
+        raise ModelError(
+            f"--exact-rows on: {reason}; auto and off serve without, not reproducibly"
+        ) from cause
+    logger.warning("exact rows are off, texts are not reproducible: %s", reason)
+
+
+def _use_way(backend: TransformersBackend, way: ProductWay, choices: RowChoices) -> None:
+    """Sets the backend's plan with this way to multiply. Raises an error, all as before, where rows differ."""
+    planner, has_trees, decoder = backend.planner, backend.has_trees, backend.decoder
+    multiply = way.enter(getattr(torch, backend.dtype))
     try:
-        backend.row_plan = _prepare(backend)
-        backend.is_reproducible = True
-        logger.debug("exact rows: forwards of %s rows", ", ".join(map(str, backend.row_plan.counts)))
-    except ModelError as error:
-        backend.row_plan, backend.planner = None, planner
-        if mode == "on":
-            raise ModelError(
-                f"--exact-rows on: {error}; auto and off serve without, not reproducibly"
-            ) from error
-        logger.warning("exact rows are off, texts are not reproducible: %s", error)
+        decoder.use_linear(multiply)
+        backend.row_plan = _prepare(backend, choices)
+    except BaseException:
+        way.leave()
+        decoder.use_linear(linear)
+        backend.row_plan, backend.planner, backend.has_trees = None, planner, has_trees
+        raise
+    backend.is_reproducible, backend.product_way = True, way.name
 
 
 def has_equal_rows(backend: TransformersBackend) -> bool:
-    """Returns whether a row's bits depend on no other row as the target is, at any number of rows."""
+    """Returns whether a row's bits depend on no other row as the target is, at any number of rows.
+
+    A CPU's library has few kernels, by few sizes; a GPU's has so many that a sample of the counts proves nothing.
+    """
+    choices = replace(ON_CPU, counts=(1, *ON_CPU.counts))
     try:
         check_attention(backend)
         check_forwards(backend)
         check_trees(backend)
-        plan = _find_plan(backend, (1, *COUNTS))
+        plan = _find_plan(backend, choices)
     except ModelError:
         return False
-    return plan.counts == (1, *COUNTS)
+    return plan.counts == choices.counts
 
 
-def _prepare(backend: TransformersBackend) -> RowPlan:
+def _prepare(backend: TransformersBackend, choices: RowChoices) -> RowPlan:
     """Returns the plan. Raises `ModelError` where rows differ with it."""
     facts, device = backend.facts, torch.device(backend.device)
     if isinstance(backend.planner, SdpaPlanner):
@@ -74,7 +120,10 @@ def _prepare(backend: TransformersBackend) -> RowPlan:
         dtype = getattr(torch, backend.dtype)
         backend.planner = TiledPlanner(backend.blocks.block_size, num_groups, dtype, device)
     backend.decoder.use_exact_rows()
-    plan = backend.row_plan = _find_plan(backend, COUNTS)
+    plan = _find_plan(backend, choices)
+    if choices.has_other_kernels:
+        plan = _agreeing(backend, plan, choices)
+    backend.row_plan = plan
     check_attention(backend)
     check_forwards(backend)
     try:
@@ -85,12 +134,29 @@ def _prepare(backend: TransformersBackend) -> RowPlan:
     return plan
 
 
-def _find_plan(backend: TransformersBackend, counts: Sequence[int]) -> RowPlan:
+def _find_plan(backend: TransformersBackend, choices: RowChoices) -> RowPlan:
     kinds = backend.decoder.matrix_kinds()
-    plan = find_row_plan(kinds, getattr(torch, backend.dtype), torch.device(backend.device), counts)
+    plan = find_row_plan(kinds, getattr(torch, backend.dtype), torch.device(backend.device), choices)
     if plan is None:
         raise ModelError("at no number of rows do a matrix's rows have the same bits in every place")
     return plan
+
+
+def _agreeing(backend: TransformersBackend, plan: RowPlan, choices: RowChoices) -> RowPlan:
+    """Returns the cheapest of the plan's counts at which whole forwards, too, give tokens the same logits."""
+    text = [
+        (31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(min(PROMPT_TOKENS, backend.max_context))
+    ]
+    bits = {}
+    try:
+        for count in plan.counts:
+            backend.row_plan = RowPlan((count,))
+            bits[count] = _score(backend, text, 0, STEP).tobytes()
+    finally:
+        backend.num_forwards = backend.num_query_rows = 0
+    agreeing = choices.cheapest(bits)
+    assert agreeing is not None, "a plan has counts"
+    return agreeing
 
 
 def check_forwards(backend: TransformersBackend) -> None:
@@ -173,6 +239,7 @@ def _compare(found: Logits, alone: Logits, how: str) -> None:
         )
 
 
+@torch.inference_mode()
 def check_attention(backend: TransformersBackend) -> None:
     """Raises `ModelError` unless a query's attention is the same alone, among all of its sequence, and beside
     others."""
@@ -189,21 +256,20 @@ def check_attention(backend: TransformersBackend) -> None:
     def sequence(length: int, num_queries: int, start: int = 0, is_run: bool = True) -> PackedSequence:
         return PackedSequence(start, num_queries, length, blocks[: -(-length // block_size)], is_run)
 
-    for rule in dict.fromkeys(backend.rules_seen.values()) or (AttentionRule(),):
+    def attend(rule: AttentionRule, sequences: Sequence[PackedSequence]) -> torch.Tensor:
+        rows = [row for each in sequences for row in range(each.past, each.length)]
+        return planner.plan(sequences)(query[:, rows], keys, values, rule)
 
-        def attend(sequences: Sequence[PackedSequence], rule: AttentionRule = rule) -> torch.Tensor:
-            rows = [row for each in sequences for row in range(each.past, each.length)]
-            return planner.plan(sequences)(query[:, rows], keys, values, rule)
-
-        whole = attend([sequence(lengths[-1], lengths[-1])])
+    for rule in backend.rules:
+        whole = attend(rule, [sequence(lengths[-1], lengths[-1])])
         several, start = [], 0
         for length in lengths:
-            alone = attend([sequence(length, 1)])[0]
+            alone = attend(rule, [sequence(length, 1)])[0]
             if not torch.equal(alone, whole[length - 1]):
                 raise ModelError(f"attention over {length} tokens depends on the number of queries")
             several.append(sequence(length, min(MAX_QUERIES, length), start, is_run=False))
             start = several[-1].stop
-        found = attend(several)
+        found = attend(rule, several)
         for each in several:
             if not torch.equal(found[each.start : each.stop], whole[each.past : each.length]):
                 raise ModelError(f"attention over {each.length} tokens depends on the sequences beside it")

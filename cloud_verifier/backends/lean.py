@@ -1,4 +1,4 @@
-"""Our own decoder: Llama, Mistral, Qwen2 and Qwen3, from config.json and safetensors, without transformers.
+"""Our own decoder: the models of `decoder_config`, from config.json and safetensors, without transformers.
 
 With a small target a third of a transformers forward is Python and tiny operations. Here query, key and value
 are one product, so are gate and up, and only rows whose logits are needed go through the head. In float32 on a
@@ -11,21 +11,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
 
 import torch
-from torch.nn.functional import linear, silu
+from torch.nn.functional import gelu, linear, silu
 
-from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPlan, attend
+from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPlan, attend, write
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
-from outrider.cloud_verifier.backends.row_plan import MatrixKind
+from outrider.cloud_verifier.backends.products.row_plan import MatrixKind
+from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
+from outrider.common.errors import ModelError
 
 # One row is fastest over plain transposed weights, several over packed ones. Below this size we keep both.
 MAX_DUPLICATED_BYTES = 512 * 2**20
 PACK_ROWS = 8  # oneDNN's hint: of 1, 4, 8 and 16 the best over 1 to 64 rows
 
 Operation = Callable[[torch.Tensor], torch.Tensor]
+Norm = TypeVar("Norm")  # what a decoder makes of a norm's weight
 
 
 class PackedLinear:
@@ -55,6 +60,19 @@ def exact_silu(x: torch.Tensor) -> torch.Tensor:
     return x / torch.exp(-x).add_(1.0)
 
 
+def exact_gelu(x: torch.Tensor) -> torch.Tensor:
+    """Returns GELU by tanh, which is x / (1 + e⁻²ᵘ) where u is √(2/π) (x + 0.044715 x³), in the same way."""
+    twice = (x * x).mul_(0.044715).add_(1.0).mul_(x).mul_(2 * math.sqrt(2 / math.pi))
+    return x / twice.neg_().exp_().add_(1.0)
+
+
+# As the library has them, and so that a number's place in a tensor does not matter.
+ACTIVATIONS: dict[str, tuple[Operation, Operation]] = {
+    "silu": (silu, exact_silu),
+    "gelu_tanh": (partial(gelu, approximate="tanh"), exact_gelu),
+}
+
+
 class RootMeanSquareNorm:
     """Computes x / √(mean(x²) + ε) · weight over the last dimension, in four operations instead of seven."""
 
@@ -68,15 +86,21 @@ class RootMeanSquareNorm:
         return (x / torch.hypot(length, self._epsilon)).mul_(self._weight)
 
 
-class PlainLinear:
-    """Computes the same with the library's own product, in any dtype on any device."""
+def capped(logits: torch.Tensor, cap: float | None) -> torch.Tensor:
+    """Returns cap · tanh(logits / cap), which may be in their memory; the logits where `cap` is None."""
+    return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+
+class PlainLinear:
+    """Computes the same by any function (the library's, at first), in any dtype on any device."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, multiply: Linear = linear) -> None:
         """`weight` is [out, in]."""
         self._weight, self._bias = weight, bias
+        self.multiply = multiply
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self._weight, self._bias)
+        return self.multiply(x, self._weight, self._bias)
 
 
 class PlainNorm:
@@ -88,7 +112,7 @@ class PlainNorm:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self._epsilon)
-        return self._weight * wide.to(x.dtype)
+        return (self._weight * wide.to(self._weight.dtype)).to(x.dtype)
 
 
 def inverse_frequencies(config: DecoderConfig) -> torch.Tensor:
@@ -108,30 +132,49 @@ def inverse_frequencies(config: DecoderConfig) -> torch.Tensor:
     return (1 - kept) * frequencies / factor + kept * frequencies
 
 
+def attention_rules(config: DecoderConfig) -> list[AttentionRule]:
+    """Returns the rule of each layer."""
+    scalar = config.query_pre_attn_scalar
+    scaling = None if scalar is None else scalar**-0.5
+    return [AttentionRule(scaling, window, config.attn_logit_softcapping) for window in config.windows]
+
+
 @dataclass(slots=True)
-class LeanLayer:
+class Layer(Generic[Norm]):
     """Holds one layer's products and norms."""
 
-    input_norm: Operation
+    input_norm: Norm
     qkv: Operation
-    query_norm: Operation | None
-    key_norm: Operation | None
+    query_norm: Norm | None
+    key_norm: Norm | None
     output: Operation
-    mlp_norm: Operation
+    attention_norm: Norm | None  # of what attention adds
+    mlp_norm: Norm
     gate_up: Operation
     down: Operation
+    down_norm: Norm | None  # of what the rest adds
 
 
-class LayerReader:
+class LayerReader(Generic[Norm]):
     """Makes the operations of a model from its weights, each read once."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
-        is_on_cpu = weights.device == "cpu" and weights.dtype == torch.float32
-        self._is_packed = is_on_cpu and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    def __init__(
+        self,
+        config: DecoderConfig,
+        weights: Weights,
+        make_norm: Callable[[torch.Tensor, float], Norm],
+        *,
+        is_packed: bool,
+    ) -> None:
+        """`make_norm` is given a norm's weight and epsilon; with `is_packed` products are oneDNN's."""
+        self._make_norm = make_norm
+        self._is_packed = is_packed
         self._is_doubled = weights.num_bytes <= MAX_DUPLICATED_BYTES
         self._config = config
         self._weights = weights
         self.kinds: dict[tuple[int, int, bool], MatrixKind] = {}  # of all matrices made so far
+        self._products: list[Operation] = []
+        self._multiply: Linear = linear
 
     def linear(self, *parts: tuple[str, int], num_inputs: int, has_bias: bool) -> Operation:
         """Returns one product of several layers (name, outputs) of the model that have the same input."""
@@ -146,26 +189,49 @@ class LayerReader:
         num_outputs, num_inputs = weight.shape
         kind = MatrixKind(num_inputs, num_outputs, lambda other: self._make(other, no_bias))
         self.kinds[num_inputs, num_outputs, bias is None] = kind
-        return self._make(weight, bias)
+        self._products.append(self._make(weight, bias))
+        return self._products[-1]
+
+    def use_linear(self, multiply: Linear) -> None:
+        """Exchanges the function of all products made so far, and of those of their kinds.
+
+        Raises `ModelError` for weights that are packed for the library's.
+        """
+        self._multiply = multiply
+        for product in self._products:
+            if isinstance(product, PlainLinear):
+                product.multiply = multiply
+            elif multiply is not linear:
+                raise ModelError("products in float32 on a CPU are the library's")
 
     def _make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operation:
         if self._is_packed:
             return PackedLinear(weight, bias, is_doubled=self._is_doubled)
-        return PlainLinear(weight, bias)
+        return PlainLinear(weight, bias, self._multiply)
 
-    def norm(self, name: str, size: int) -> Operation:
+    def norm(self, name: str, size: int) -> Norm:
         """Returns the norm of this name."""
-        make = RootMeanSquareNorm if self._is_packed else PlainNorm
-        return make(self._weights.read(f"{name}.weight", size), self._config.rms_norm_eps)
+        weight = self._weights.read(f"{name}.weight", size)
+        if self._config.is_gemma:
+            weight = weight.float().add_(1.0)
+        return self._make_norm(weight, self._config.rms_norm_eps)
 
-    def layer(self, index: int) -> LeanLayer:
+    def head(self) -> tuple[torch.Tensor, Operation]:
+        """Returns the embedding [vocab_size, hidden_size] and the product of the head."""
+        table = self._config.vocab_size, self._config.hidden_size
+        embedding = self._weights.read("model.embed_tokens.weight", *table)
+        is_tied = self._config.tie_word_embeddings
+        return embedding, self.product(embedding if is_tied else self._weights.read("lm_head.weight", *table))
+
+    def layer(self, index: int) -> Layer[Norm]:
         """Returns a layer of the model."""
         config, prefix = self._config, f"model.layers.{index}"
         attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
         hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
         query_size, key_size = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
         heads = (("q_proj", query_size), ("k_proj", key_size), ("v_proj", key_size))
-        return LeanLayer(
+        after_attention, before_mlp = "post_attention_layernorm", "pre_feedforward_layernorm"
+        return Layer(
             input_norm=self.norm(f"{prefix}.input_layernorm", hidden),
             qkv=self.linear(
                 *((f"{attention}.{name}", size) for name, size in heads),
@@ -177,7 +243,8 @@ class LayerReader:
             output=self.linear(
                 (f"{attention}.o_proj", hidden), num_inputs=query_size, has_bias=config.has_output_bias
             ),
-            mlp_norm=self.norm(f"{prefix}.post_attention_layernorm", hidden),
+            attention_norm=self.norm(f"{prefix}.{after_attention}", hidden) if config.is_gemma else None,
+            mlp_norm=self.norm(f"{prefix}.{before_mlp if config.is_gemma else after_attention}", hidden),
             gate_up=self.linear(
                 (f"{mlp}.gate_proj", inner),
                 (f"{mlp}.up_proj", inner),
@@ -185,6 +252,7 @@ class LayerReader:
                 has_bias=config.mlp_bias,
             ),
             down=self.linear((f"{mlp}.down_proj", hidden), num_inputs=inner, has_bias=config.mlp_bias),
+            down_norm=self.norm(f"{prefix}.post_feedforward_layernorm", hidden) if config.is_gemma else None,
         )
 
 
@@ -192,45 +260,65 @@ class LeanDecoder(Decoder):
     """Implements `Decoder` for the models of `decoder_config`, in any dtype on any device."""
 
     is_of_transformers = False
+    writes_padding = False
 
     def __init__(self, config: DecoderConfig, weights: Weights) -> None:
         """Raises `ModelError` for a tensor that `weights` lacks or that has another shape."""
-        reader = LayerReader(config, weights)
-        self._activation: Operation = silu
+        is_on_cpu = weights.device == "cpu" and weights.dtype == torch.float32
+        is_packed = is_on_cpu and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        make_norm: Callable[[torch.Tensor, float], Operation] = RootMeanSquareNorm if is_packed else PlainNorm
+        reader = LayerReader(config, weights, make_norm, is_packed=is_packed)
+        self._activation, self._exact_activation = ACTIVATIONS[config.activation]
         self._is_float32 = weights.dtype == torch.float32
         self._num_heads = config.num_attention_heads
         self._num_kv_heads = config.num_key_value_heads
         self._frequencies = inverse_frequencies(config).to(weights.device)
-        self._rules = [AttentionRule(window=window) for window in config.windows]
+        self._rules = attention_rules(config)
         self._layers = [reader.layer(index) for index in range(config.num_hidden_layers)]
         self._norm = reader.norm("model.norm", config.hidden_size)
-        table = config.vocab_size, config.hidden_size
-        self._embedding = weights.read("model.embed_tokens.weight", *table)
-        is_tied = config.tie_word_embeddings
-        self._head = reader.product(self._embedding if is_tied else weights.read("lm_head.weight", *table))
-        self._kinds = list(reader.kinds.values())
+        self._embedding, self._head = reader.head()
+        self._scale = config.hidden_size**0.5 if config.is_gemma else None
+        self._softcap = config.final_logit_softcapping
+        self._reader = reader
 
     def use_exact_rows(self) -> None:
         """Exchanges the activation, which the library ends in scalar code that rounds otherwise in float32."""
         if self._is_float32:
-            self._activation = exact_silu
+            self._activation = self._exact_activation
+
+    def use_linear(self, linear: Linear) -> None:
+        self._reader.use_linear(linear)
 
     def matrix_kinds(self) -> list[MatrixKind]:
-        return self._kinds
+        return list(self._reader.kinds.values())
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
         """Returns logits [rows, vocab_size]; token ids and positions are int64 [num_rows]."""
         x = self._embedding[token_ids]  # [num_rows, hidden_size]
+        if self._scale is not None:
+            x *= torch.tensor(self._scale, dtype=x.dtype)  # rounded, as it was in training
         cos, signed_sin = self._rotations(positions, x.dtype)
         for index, layer in enumerate(self._layers):
-            x = x + self._attention(layer, index, layer.input_norm(x), cos, signed_sin, plan)
+            attended = self._attention(layer, index, layer.input_norm(x), cos, signed_sin, plan)
+            x = x + (attended if layer.attention_norm is None else layer.attention_norm(attended))
             gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
-            x = x + layer.down(self._activation(gate).mul_(up))
+            added = layer.down(self._activation(gate).mul_(up))
+            x = x + (added if layer.down_norm is None else layer.down_norm(added))
+            if index in plan.feature_layers:
+                plan.features[index] = x
+        if len(self._layers) in plan.feature_layers:
+            plan.features[len(self._layers)] = self._norm(x)
         if rows is not None:
             x = x[rows]
-        return self._head(self._norm(x))
+        return self.score(self._norm(x))
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        return self._embedding[token_ids]
+
+    def score(self, features: torch.Tensor) -> torch.Tensor:
+        return capped(self._head(features), self._softcap)
 
     def _rotations(self, positions: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns cosines and sines [num_rows, 1, head_dim], the first half of the sines negated: a head is then
@@ -241,7 +329,7 @@ class LeanDecoder(Decoder):
 
     def _attention(
         self,
-        layer: LeanLayer,
+        layer: Layer[Operation],
         index: int,
         x: torch.Tensor,
         cos: torch.Tensor,
@@ -258,5 +346,6 @@ class LeanDecoder(Decoder):
         half = rotated.shape[-1] // 2
         rotated = torch.addcmul(rotated * cos, rotated.roll(half, -1), signed_sin).transpose(0, 1)
         value = qkv[:, num_rotated:].transpose(0, 1)
-        out = attend(plan, index, rotated[:num_heads], rotated[num_heads:], value, self._rules[index])
+        write(plan, index, rotated[num_heads:], value)
+        out = attend(plan, index, rotated[:num_heads], self._rules[index])
         return layer.output(out.reshape(num_rows, -1))

@@ -9,9 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
 from outrider.cloud_verifier.backends.architectures import check_supported, layer_windows
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig, make_decoder_config, with_defaults
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
+from outrider.cloud_verifier.backends.memory import check_weights_fit, kv_pool_bytes
 from outrider.cloud_verifier.backends.model_files import check_model_files
 from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
 from outrider.cloud_verifier.backends.transformers_backend import (
@@ -20,12 +23,15 @@ from outrider.cloud_verifier.backends.transformers_backend import (
     TargetFacts,
     TransformersBackend,
 )
+from outrider.cloud_verifier.backends.weights import Progress, Weights
 from outrider.cloud_verifier.verification.row_kernels import has_device_kernels
+from outrider.common.config.units import show_size
 from outrider.common.errors import ModelError
 
 DTYPES = ("float32", "bfloat16")
+DECODERS = ("auto", "lean", "cuda", "transformers")
 MIN_KV_TOKENS = 256
-DEFAULT_KV_BYTES = 512 * 2**20
+STEP_TOKENS = 512  # of the largest step, where nobody says
 
 
 def load_target(
@@ -33,25 +39,28 @@ def load_target(
     *,
     device: str = "cpu",
     dtype: str = "auto",
-    kv_bytes: int = DEFAULT_KV_BYTES,
+    kv_bytes: int | None = None,
     kv_tokens: int | None = None,
+    step_tokens: int = STEP_TOKENS,
     block_size: int = BLOCK_SIZE,
     num_threads: int = 0,
-    is_lean: bool = True,
+    decoder: str = "auto",
     exact_rows: str = "auto",
+    on_progress: Progress | None = None,
 ) -> TransformersBackend:
     """Loads a decoder from a local directory (config.json, tokenizer.json, *.safetensors).
 
     `device` is "cpu", "cuda" or "cuda:N"; `dtype` "float32", "bfloat16" or "auto" (float32 on a CPU, bfloat16
-    on CUDA); `kv_bytes` the size of the KV pool for all sequences, or `kv_tokens` the same in tokens;
-    `block_size` the tokens of a block; `num_threads` torch's CPU threads (0 leaves torch's own choice; a setting
-    of the whole process); `is_lean` whether our own decoder (`backends.lean`) is used for the models that it
-    computes; `exact_rows` "auto", "on" or "off" (see `exact_rows.use_exact_rows`).
+    on CUDA); `kv_bytes` the size of the KV pool for all sequences, or `kv_tokens` the same in tokens (of neither:
+    512 MiB on a CPU, on CUDA what is free beside the weights and a step of `step_tokens`); `block_size` the tokens
+    of a block; `num_threads` torch's CPU threads (0 leaves torch's own choice; a setting of the whole process);
+    `decoder` is "lean" or "cuda", our own for a CPU and for CUDA, for the models that they compute, or
+    "transformers", which is used for all others too; "auto" is that of the device; `exact_rows` "auto", "on" or
+    "off" (see `exact_rows.use_exact_rows`); `on_progress` is called as weights are read.
     Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code) or of an
-    architecture that the packed forward does not compute, and where `exact_rows` is "on" and rows differ.
+    architecture that the packed forward does not compute, where the device has too little memory, and where
+    `exact_rows` is "on" and rows differ.
     """
-    import torch
-
     directory = Path(path)
     config_json = check_model_files(directory)
     _check_device(device)
@@ -61,12 +70,19 @@ def load_target(
         raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     if num_threads:
         torch.set_num_threads(num_threads)
-    config, decoder = _load_decoder(directory, config_json, device, dtype, is_lean=is_lean)
+    if decoder not in DECODERS:
+        raise ModelError(f"decoder {decoder!r} is not one of {', '.join(DECODERS)}")
+    if decoder == "auto":
+        decoder = "lean" if device == "cpu" else "cuda"
+    with Weights(directory, device, getattr(torch, dtype), on_progress) as weights:
+        check_weights_fit(weights.num_bytes, directory.name, dtype, device)
+        config, loaded = _load_decoder(directory, config_json, weights, dtype, decoder)
     return make_backend(
-        decoder,
+        loaded,
         _facts(directory, config, device, dtype),
         kv_bytes=kv_bytes,
         kv_tokens=kv_tokens,
+        step_tokens=step_tokens,
         block_size=block_size,
         exact_rows=exact_rows,
     )
@@ -76,8 +92,9 @@ def make_backend(
     decoder: Decoder,
     facts: TargetFacts,
     *,
-    kv_bytes: int = DEFAULT_KV_BYTES,
+    kv_bytes: int | None = None,
     kv_tokens: int | None = None,
+    step_tokens: int = STEP_TOKENS,
     block_size: int = BLOCK_SIZE,
     exact_rows: str = "auto",
 ) -> TransformersBackend:
@@ -85,8 +102,15 @@ def make_backend(
 
     The other arguments are those of `load_target`. Raises `ModelError` where the decoder cannot run so.
     """
-    num_blocks = max(1, kv_tokens // block_size) if kv_tokens else _num_blocks(facts, kv_bytes, block_size)
-    backend = TransformersBackend(decoder, facts, num_blocks=num_blocks, block_size=block_size)
+    if kv_tokens:
+        num_blocks = max(1, kv_tokens // block_size)
+    else:
+        num_blocks = _num_blocks(facts, kv_pool_bytes(facts, decoder, kv_bytes, step_tokens), block_size)
+    try:
+        backend = TransformersBackend(decoder, facts, num_blocks=num_blocks, block_size=block_size)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        size = show_size(num_blocks * block_size * facts.kv_bytes_per_token)
+        raise ModelError(f"--kv-memory: there is no memory for a KV pool of {size}: {error}") from error
     reference = probe(backend)
     is_on_gpu = facts.device.startswith("cuda")
     if is_on_gpu:
@@ -98,20 +122,28 @@ def make_backend(
 
 
 def _load_decoder(
-    directory: Path, config_json: dict[str, Any], device: str, dtype: str, *, is_lean: bool
+    directory: Path, config_json: dict[str, Any], weights: Weights, dtype: str, name: str
 ) -> tuple[Any, Decoder]:
-    """Returns a model's configuration and decoder: our own, or that of transformers for all other models."""
-    import torch
-
+    """Returns a model's configuration and decoder: that of `name`, or transformers' for models that ours do not
+    compute."""
+    from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
+    from outrider.cloud_verifier.backends.cuda.graphs import CudaCapture
     from outrider.cloud_verifier.backends.lean import LeanDecoder
-    from outrider.cloud_verifier.backends.weights import Weights
 
-    if is_lean and (config := _own_config(directory, config_json)) is not None:
-        with Weights(directory, device, getattr(torch, dtype)) as weights:
-            return config, LeanDecoder(config, weights)
-    from outrider.cloud_verifier.backends.through_transformers import load_through_transformers
+    try:
+        if name != "transformers" and (config := _own_config(directory, config_json)) is not None:
+            if name == "lean":
+                return config, LeanDecoder(config, weights)
+            capture = None if weights.device == "cpu" else CudaCapture(torch.device(weights.device))
+            return config, CudaDecoder(config, weights, capture=capture)
+        from outrider.cloud_verifier.backends.through_transformers import load_through_transformers
 
-    return load_through_transformers(directory, config_json, device, dtype)
+        return load_through_transformers(directory, config_json, weights, dtype)
+    except torch.OutOfMemoryError as error:
+        raise ModelError(
+            f"the weights of {directory.name} do not fit on {weights.device}: {error}; name another --device, or a "
+            "smaller --target"
+        ) from error
 
 
 def _own_config(directory: Path, config_json: dict[str, Any]) -> DecoderConfig | None:
@@ -128,17 +160,17 @@ def _own_config(directory: Path, config_json: dict[str, Any]) -> DecoderConfig |
 
 
 def _check_device(device: str) -> None:
-    import torch
-
     if device == "cpu":
         return
     kind, _, index = device.partition(":")
     if kind != "cuda" or (index and not index.isdecimal()):
         raise ModelError(f"device {device!r} is not cpu, cuda or cuda:N")
     if not torch.cuda.is_available():
-        raise ModelError(f"device {device!r} was asked for, and torch finds no CUDA device")
+        raise ModelError(f"device {device!r} was asked for (--device), and torch finds no CUDA device")
     if index and int(index) >= torch.cuda.device_count():
-        raise ModelError(f"device {device!r} does not exist: {torch.cuda.device_count()} CUDA device(s)")
+        raise ModelError(
+            f"device {device!r} does not exist: {torch.cuda.device_count()} CUDA device(s), from cuda:0 on"
+        )
 
 
 def _facts(directory: Path, config: Any, device: str, dtype: str) -> TargetFacts:
@@ -152,7 +184,6 @@ def _facts(directory: Path, config: Any, device: str, dtype: str) -> TargetFacts
     num_heads = int(config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     is_own = isinstance(config, DecoderConfig)
-    content = [directory / "config.json", *sorted(directory.glob("*.safetensors"))]
     return TargetFacts(
         num_tokens=num_tokens,
         vocab_size=vocab_size,
@@ -160,7 +191,7 @@ def _facts(directory: Path, config: Any, device: str, dtype: str) -> TargetFacts
         dtype=dtype,
         device=device,
         model_id=directory.resolve().name,
-        fingerprint=fingerprint.directory_fingerprint(content),
+        fingerprint=fingerprint.target_fingerprint(directory),
         tokenizer_fingerprint=fingerprint.tokenizer_fingerprint(tokenizer_json),
         eos_token_ids=_eos_token_ids(directory, config),
         num_layers=int(config.num_hidden_layers),
@@ -191,7 +222,7 @@ def _num_blocks(facts: TargetFacts, kv_bytes: int, block_size: int) -> int:
         per_token = facts.kv_bytes_per_token
         least = math.ceil(MIN_KV_TOKENS / block_size) * block_size * per_token
         raise ModelError(
-            f"a KV pool (--kv-memory) of {kv_bytes} bytes holds {num_blocks * block_size} tokens of "
+            f"a KV pool (--kv-memory) of {show_size(kv_bytes)} holds {num_blocks * block_size} tokens of "
             f"{facts.model_id} ({per_token} bytes each): it takes {math.ceil(least / 1024)}KiB at least"
         )
     return num_blocks

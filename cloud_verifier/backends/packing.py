@@ -36,6 +36,11 @@ class PackedSequence:
         return self.length - (len(self.tree) if self.tree else 0)
 
     @property
+    def positions(self) -> list[int]:
+        """Returns the position of each query."""
+        return row_positions(self.past, self.num_queries, self.tree)
+
+    @property
     def stop(self) -> int:
         """Returns the row after the last."""
         return self.start + self.num_queries
@@ -44,6 +49,13 @@ class PackedSequence:
     def rows(self) -> range:
         """Returns the rows as a range."""
         return range(self.start, self.stop)
+
+
+def row_positions(past: int, num_rows: int, tree: Tree | None) -> list[int]:
+    """Returns the positions of rows after `past` tokens of a sequence; of the nodes of a tree, which are the last
+    rows, those on their paths."""
+    root = past + num_rows - (len(tree) if tree else 0)
+    return [*range(past, root), *(root + depth for depth in (tree.depths if tree else ()))]
 
 
 def pad_tables(sequences: Sequence[PackedSequence]) -> list[list[int]]:

@@ -1,18 +1,18 @@
 """Paged attention by our own kernel (`outrider.kernels.paged_attention`): CUDA, or Triton's interpreter.
 
-Importing this module needs Triton. A forward's index is one array of integers, hence one copy to the device,
-whatever it holds: chains, trees, any lengths.
+Importing this module needs Triton. A forward's index is one array of integers, hence one copy to the device
+at most, whatever it holds: chains, trees, any lengths.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
-from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, PagedAttention
+from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, FixedAttention
 from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.kernels.paged_attention import (
     KEYS,
@@ -36,22 +36,12 @@ class Tile:
     sequence: PackedSequence
     first: int
     stop: int
+    positions: list[int]  # of each query: of a tree's node that on its path
 
     @property
     def rows(self) -> range:
         """Returns the packed rows of the queries."""
         return self.sequence.rows[self.first : self.stop]
-
-    @property
-    def positions(self) -> list[int]:
-        """Returns the position of each query: of a tree's node that on its path."""
-        sequence = self.sequence
-        num_before = sequence.root - sequence.past  # queries before the tree
-        positions = list(range(sequence.past + self.first, sequence.past + min(self.stop, num_before)))
-        if sequence.tree is not None and self.stop > num_before:
-            depths = sequence.tree.depths[max(0, self.first - num_before) : self.stop - num_before]
-            positions += [sequence.root + depth for depth in depths]
-        return positions
 
     @property
     def paths(self) -> Iterator[tuple[int, int, list[int]]]:
@@ -67,51 +57,75 @@ class Tile:
                 yield first - self.first, stop - first, tree.path(stop - 1 - num_before)
 
 
+@dataclass(slots=True)
+class KernelAttention(FixedAttention):
+    """Holds the launches of a forward, each for a slice of the rows."""
+
+    launches: list[tuple[slice, Index]]
+    split_tokens: int
+    parts: list[Parts] = field(default_factory=list)  # of each launch, from the first layer on
+
+    def __call__(
+        self, query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, rule: AttentionRule
+    ) -> torch.Tensor:
+        num_heads, num_rows, head_dim = query.shape
+        if not self.parts:
+            self.parts = [make_parts(query, index) for _, index in self.launches]
+        out = query.new_empty((num_rows, num_heads, head_dim))
+        scaling = head_dim**-0.5 if rule.scaling is None else rule.scaling
+        for (rows, index), parts in zip(self.launches, self.parts, strict=True):
+            layer = query[:, rows], key_pool, value_pool
+            attend(*layer, index, parts, out[rows], scaling, rule.window, rule.softcap, self.split_tokens)
+        return out
+
+    @property
+    def fixed(self) -> tuple[int, ...] | None:
+        if len(self.launches) > 1:
+            return None
+        _, index = self.launches[0]
+        return index.num_rows, index.num_tiles, index.num_splits, index.values.data_ptr()
+
+    def again(self) -> KernelAttention:
+        return KernelAttention(self.launches, self.split_tokens)
+
+
 class PagedPlanner(AttentionPlanner):
     """Implements `AttentionPlanner`: a row's bits depend on no other row, and on no length but its own."""
 
     def __init__(
-        self, block_size: int, num_groups: int, device: torch.device, split_tokens: int = SPLIT_TOKENS
+        self,
+        block_size: int,
+        num_groups: int,
+        device: torch.device,
+        split_tokens: int = SPLIT_TOKENS,
+        upload: Callable[[array[int]], torch.Tensor] | None = None,
     ) -> None:
+        """`upload` returns int32 on the device, to be read after the plan is made."""
         self._block_size = block_size
         self._tile_queries = tile_queries(num_groups)
-        self._device = device
         self._split_tokens = split_tokens
+        self._upload = upload or (lambda values: torch.frombuffer(values, dtype=torch.int32).to(device))
 
-    def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
-        split_tokens = self._split_tokens
+    def plan(self, sequences: Sequence[PackedSequence]) -> KernelAttention:
         launches = [
             (slice(tiles[0].rows.start, tiles[-1].rows.stop), self._index(tiles))
             for tiles in self._launches(sequences)
         ]
-        parts: list[Parts] = []  # of each launch, from the first layer on
-
-        def run(
-            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, rule: AttentionRule
-        ) -> torch.Tensor:
-            num_heads, num_rows, head_dim = query.shape
-            if not parts:
-                parts.extend(make_parts(query, index) for _, index in launches)
-            out = query.new_empty((num_rows, num_heads, head_dim))
-            scaling = head_dim**-0.5 if rule.scaling is None else rule.scaling
-            for (rows, index), of_launch in zip(launches, parts, strict=True):
-                layer = query[:, rows], key_pool, value_pool
-                attend(*layer, index, of_launch, out[rows], scaling, rule.window, rule.softcap, split_tokens)
-            return out
-
-        return run
+        return KernelAttention(launches, self._split_tokens)
 
     def _launches(self, sequences: Sequence[PackedSequence]) -> Iterator[list[Tile]]:
         """Yields the tiles of each launch, in packed order: one for all rows, unless there are very many."""
         tiles: list[Tile] = []
         num_splits = 1
         for sequence in sequences:
+            positions, own_splits = sequence.positions, _bucket(-(-sequence.length // self._split_tokens))
             for first in range(0, sequence.num_queries, self._tile_queries):
-                tile = Tile(sequence, first, min(first + self._tile_queries, sequence.num_queries))
-                wanted = max(num_splits, _bucket(-(-sequence.length // self._split_tokens)))
+                stop = min(first + self._tile_queries, sequence.num_queries)
+                tile = Tile(sequence, first, stop, positions[first:stop])
+                wanted = max(num_splits, own_splits)
                 if tiles and (tile.rows.stop - tiles[0].rows.start) * wanted > MAX_PARTS:
                     yield tiles
-                    tiles, wanted = [], _bucket(-(-sequence.length // self._split_tokens))
+                    tiles, wanted = [], own_splits
                 tiles.append(tile)
                 num_splits = wanted
         if tiles:
@@ -136,7 +150,7 @@ class PagedPlanner(AttentionPlanner):
             for run in runs:
                 values.extend(run)
         return Index(
-            values=torch.frombuffer(values, dtype=torch.int32).to(self._device),
+            values=self._upload(values),
             num_rows=tiles[-1].rows.stop - first_row,
             num_tiles=num_tiles,
             num_splits=_bucket(-(-stop // self._split_tokens)),

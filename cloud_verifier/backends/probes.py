@@ -8,7 +8,7 @@ from typing import SupportsFloat
 import numpy as np
 import torch
 
-from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule
+from outrider.cloud_verifier.backends.attention import AttentionPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
@@ -34,7 +34,8 @@ def use_paged_kernel(backend: TransformersBackend, reference: Logits) -> None:
 
         facts = backend.facts
         num_groups, device = facts.num_heads // facts.num_kv_heads, torch.device(facts.device)
-        backend.planner = PagedPlanner(backend.blocks.block_size, num_groups, device)
+        upload = backend.inputs.add if backend.inputs else None
+        backend.planner = PagedPlanner(backend.blocks.block_size, num_groups, device, upload=upload)
         reason = _attention_difference(backend, planner) or _difference(backend, reference)
     except Exception as error:  # no Triton, no compiler for it, a GPU that it does not support
         reason = str(error) or type(error).__name__
@@ -45,6 +46,7 @@ def use_paged_kernel(backend: TransformersBackend, reference: Logits) -> None:
         logger.warning("the paged attention kernel is not used (gathered blocks instead): %s", reason)
 
 
+@torch.inference_mode()
 def _attention_difference(backend: TransformersBackend, other: AttentionPlanner) -> str | None:
     """Returns by how much the backend's planner and another one differ, None where it is little."""
     facts, size = backend.facts, backend.blocks.block_size
@@ -63,7 +65,7 @@ def _attention_difference(backend: TransformersBackend, other: AttentionPlanner)
         torch.randn(shape, generator=generator).to(device=backend.device, dtype=getattr(torch, facts.dtype))
         for shape in (pool, pool, (facts.num_heads, start, facts.head_dim))
     )
-    for rule in dict.fromkeys(backend.rules_seen.values()) or (AttentionRule(),):
+    for rule in backend.rules:
         found, expected = (
             each.plan(sequences)(query, keys, values, rule).float() for each in (backend.planner, other)
         )

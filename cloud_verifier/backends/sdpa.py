@@ -236,8 +236,7 @@ class SdpaPlanner(AttentionPlanner):
         if sequence.tree is None:
             return unseen(columns, rows[:, None], window)
         positions = columns.clone()  # a node's is the one that it has on its path
-        depths = self._tensor(sequence.tree.depths)
-        positions[sequence.root : sequence.length] = sequence.root + depths
+        positions[sequence.past : sequence.length] = self._tensor(sequence.positions)
         hidden = unseen(positions, positions[rows][:, None], window) | (columns > rows[:, None])
         others = ~torch.tensor(sequence.tree.ancestor_mask, device=self._device)
         hidden[-len(others) :, sequence.root : sequence.length] |= others

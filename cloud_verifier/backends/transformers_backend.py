@@ -12,8 +12,11 @@ import torch
 
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, ForwardPlan
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
-from outrider.cloud_verifier.backends.packing import PackedSequence
-from outrider.cloud_verifier.backends.row_plan import MatrixKind, RowPlan, padded_rows
+from outrider.cloud_verifier.backends.cuda.graphs import graph_rows
+from outrider.cloud_verifier.backends.cuda.inputs import FixedInputs
+from outrider.cloud_verifier.backends.packing import PackedSequence, row_positions
+from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPlan, padded_rows
+from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
 from outrider.common.tree import Tree, is_chain
@@ -73,10 +76,7 @@ class Feed:
     @property
     def positions(self) -> list[int]:
         """Returns the position of each token: of a node that on its path."""
-        if self.tree is None:
-            return list(range(self.past, self.past + len(self.token_ids)))
-        root = self.past + len(self.token_ids) - len(self.tree)
-        return [*range(self.past, root), *(root + depth for depth in self.tree.depths)]
+        return row_positions(self.past, len(self.token_ids), self.tree)
 
 
 def split_feeds(feeds: Sequence[Feed], most: int) -> Iterator[list[Feed]]:
@@ -109,6 +109,7 @@ class Decoder(Protocol):
     """Computes the model itself: packed tokens in, logits out."""
 
     is_of_transformers: bool  # its code is transformers', not ours
+    writes_padding: bool  # rows that pad a step are a sequence like others, whose KV is in the spare block
 
     def matrix_kinds(self) -> list[MatrixKind]:
         """Returns every kind of matrix whose product a forward takes, each once.
@@ -119,13 +120,27 @@ class Decoder(Protocol):
     def use_exact_rows(self) -> None:
         """Leaves out, from now on, what gives a row other bits by its place or the number of rows."""
 
+    def use_linear(self, linear: Linear) -> None:
+        """Multiplies all matrices by `linear` from now on, those of `matrix_kinds` too; what is kept of other products
+        or settings of the library (captured graphs) is dropped.
+
+        Raises `ModelError` where a matrix is multiplied by other code. With torch's own `linear` all is as at first.
+        """
+
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
         """Returns logits [rows, vocab_size] of the selected rows, all where `rows` is None.
 
-        `token_ids` and `positions` are int64 [num_rows].
+        `token_ids` and `positions` are int64 [num_rows], or int32 where the decoder writes padding. Keeps in
+        `plan.features` what `plan.feature_layers` ask for.
         """
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Returns the input embeddings [n, hidden_size] of ids [n]."""
+
+    def score(self, features: torch.Tensor) -> torch.Tensor:
+        """Returns logits [n, vocab_size] of states after the final norm [n, hidden_size]."""
 
 
 class TransformersBackend(TargetBackend):
@@ -146,13 +161,20 @@ class TransformersBackend(TargetBackend):
         self.has_paged_kernel = False  # attention is our own kernel's (CUDA)
         self.row_plan: RowPlan | None = None  # counts with which products are run; None: any
         self.is_reproducible = False
+        self.product_way = ""  # how matrices are multiplied where rows are exact (`products.ways`)
+        # What a forward keeps of every token fed, for heads that draft from it: the states after these layers; that
+        # after the final norm has the number of layers as its index.
+        self.feature_layers: tuple[int, ...] = ()
+        # Of the last forward, by layer, each [tokens fed, hidden_size].
+        self.features: dict[int, torch.Tensor] = {}
         self._pools: list[torch.Tensor] = []  # keys, then values, of all layers
         # Views of them, per layer: [num_blocks, block_size, kv_heads, head_dim].
         self._key_pools: list[torch.Tensor] = []
         self._value_pools: list[torch.Tensor] = []
-        self.rules_seen: dict[
-            int, AttentionRule
-        ] = {}  # of the layers that attended in the last forward, in order
+        # On their way to the device together; None: each on its own.
+        self.inputs = FixedInputs(torch.device(facts.device)) if decoder.writes_padding else None
+        # Of the layers that attended in the last forward, in order.
+        self.rules_seen: dict[int, AttentionRule] = {}
         self.blocks = BlockManager(num_blocks, block_size)
         self.max_context = min(facts.max_context, num_blocks * block_size)
         self.has_trees = True  # trees have the bits of the chains that they stand for, where rows are exact
@@ -173,7 +195,8 @@ class TransformersBackend(TargetBackend):
         """Allocates fresh memory for the pool: what was written before is never read again."""
         facts, blocks = self.facts, self.blocks
         assert blocks.num_free == blocks.num_blocks, "the KV of open sequences would be lost"
-        shape = (facts.num_layers, blocks.num_blocks, blocks.block_size, facts.num_kv_heads, facts.head_dim)
+        num_blocks = blocks.num_blocks + 1  # the last is the spare one
+        shape = (facts.num_layers, num_blocks, blocks.block_size, facts.num_kv_heads, facts.head_dim)
         dtype = getattr(torch, facts.dtype)
         self._pools, self._key_pools, self._value_pools = [], [], []  # the old go before the new ones come
         self._pools = [_zeros(shape, dtype, self._device) for _ in range(2)]
@@ -183,6 +206,16 @@ class TransformersBackend(TargetBackend):
     def num_kv_tokens(self) -> int:
         """Returns the number of token slots of the whole pool."""
         return self.blocks.num_blocks * self.blocks.block_size
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Returns the bytes of these."""
+        return self.num_kv_tokens * self.facts.kv_bytes_per_token
+
+    @property
+    def rules(self) -> list[AttentionRule]:
+        """Returns the different rules by which the layers attended, a plain one before the first forward."""
+        return [*dict.fromkeys(self.rules_seen.values())] or [AttentionRule()]
 
     @property
     def max_tree_nodes(self) -> int:
@@ -282,8 +315,8 @@ class TransformersBackend(TargetBackend):
 
     def _clear(self, block_ids: list[int]) -> None:
         """Zeroes blocks. Attention masks the slots that a sequence has not written to, but multiplies them by
-        zero: NaN that the block's last holder left there would pass."""
-        if block_ids:
+        zero: NaN that the block's last holder left there would pass. Our kernel does not read them."""
+        if block_ids and not self.has_paged_kernel:
             for pool in self._pools:
                 pool.index_fill_(1, self._tensor(block_ids), 0.0)
 
@@ -296,15 +329,16 @@ class TransformersBackend(TargetBackend):
             Feed(_table(item.sequence), length, item.token_ids, item.num_logit_rows, _tree(item.parents))
             for item, length in zip(items, lengths, strict=True)
         ]
-        if self.row_plan is None:
-            logits = self._pass(feeds)
-        else:
-            passes = [self._pass(part) for part in split_feeds(feeds, self.row_plan.most)]
-            logits = passes[0] if len(passes) == 1 else torch.cat(passes)
+        parts = [feeds] if self.row_plan is None else split_feeds(feeds, self.row_plan.most)
+        passes, features = zip(*map(self._pass, parts), strict=True)
+        logits = passes[0] if len(passes) == 1 else torch.cat(passes)
+        self.features = {
+            layer: torch.cat([each[layer] for each in features]) for layer in self.feature_layers
+        }
         return cast(Logits, logits) if self.has_device_logits else logits.cpu().numpy()
 
-    def _pass(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        """Returns float32 logits of one packed pass, whose rows are padded to a count of the row plan."""
+    def _pass(self, feeds: Sequence[Feed]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Returns float32 logits of one packed pass, and its features."""
         token_ids: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
@@ -312,20 +346,41 @@ class TransformersBackend(TargetBackend):
             token_ids.extend(feed.token_ids)
             positions.extend(feed.positions)
             rows.extend(range(len(token_ids) - feed.num_logit_rows, len(token_ids)))
-        num_rows = len(rows)
-        plan = self._plan(feeds, len(token_ids))
-        is_every_row = num_rows == len(token_ids)
-        for padded, padding in ((token_ids, 0), (positions, 0), (rows, rows[-1] if rows else 0)):
-            padded.extend([padding] * self._num_padding(len(padded)))
-        selected = None if is_every_row else self._tensor(rows)
-        logits = self.decoder(self._tensor(token_ids), self._tensor(positions), selected, plan)
+        num_rows, num_fed = len(rows), len(token_ids)
+        fed = slice(num_fed)
+        num_padding, num_scored = self._fit(num_fed) - num_fed, self._fit(num_rows, is_head=True)
+        is_every_row = num_rows == num_fed and num_scored == num_fed + num_padding
+        if num_padding and self.decoder.writes_padding:
+            feeds = [*feeds, self._padding(num_padding)]
+            num_fed += num_padding
+        token_ids.extend([0] * num_padding)
+        positions.extend(range(num_padding))
+        rows.extend([rows[-1] if rows else 0] * (num_scored - num_rows))
+        if self.inputs is not None:
+            self.inputs.start()
+        packed = self._integers(token_ids), self._integers(positions)
+        plan = self._plan(feeds, num_fed)
+        selected = None if is_every_row else self._integers(rows)
+        if self.inputs is not None:
+            self.inputs.send()
+        logits = self.decoder(*packed, selected, plan)
         self.rules_seen = plan.rules_seen
-        return logits[:num_rows].float()
+        features = {layer: plan.features[layer][fed] for layer in self.feature_layers}
+        return logits[:num_rows].float(), features
 
-    def _num_padding(self, num_rows: int) -> int:
+    def _fit(self, num_rows: int, *, is_head: bool = False) -> int:
+        """Returns the rows with which products of `num_rows` rows are run: here alone a step is padded."""
         if self.row_plan is not None and num_rows:
-            return self.row_plan.fit(num_rows) - num_rows
-        return padded_rows(num_rows) - num_rows if self._device.type == "cpu" else 0
+            return self.row_plan.fit(num_rows)
+        if self.decoder.writes_padding:
+            return num_rows if is_head else graph_rows(num_rows)
+        return padded_rows(num_rows) if self._device.type == "cpu" else num_rows
+
+    def _padding(self, num_rows: int) -> Feed:
+        """Returns rows of a sequence whose blocks are all the spare one."""
+        num_blocks = -(-num_rows // self.blocks.block_size)
+        table = BlockTable(block_ids=[self.blocks.num_blocks] * num_blocks, length=num_rows)
+        return Feed(table, 0, [0] * num_rows, 0)
 
     def _plan(self, feeds: Sequence[Feed], num_rows: int) -> ForwardPlan:
         sequences, start = [], 0
@@ -339,13 +394,20 @@ class TransformersBackend(TargetBackend):
             )
             start += num_fed
         write = writes[0] if len(writes) == 1 else [slot for slots in writes for slot in slots]
+        slots = self._slots(write)
         attention = self.planner.plan(sequences)
-        return ForwardPlan(self._key_pools, self._value_pools, self._slots(write), attention, num_rows)
+        is_fixed = self.inputs is not None and self.inputs.is_fixed
+        pools = self._key_pools, self._value_pools
+        return ForwardPlan(*pools, slots, attention, num_rows, is_fixed, feature_layers=self.feature_layers)
 
     def _slots(self, slots: Iterable[int]) -> slice | torch.Tensor:
-        if isinstance(slots, range):
+        if isinstance(slots, range) and not self.decoder.writes_padding:
             return slice(slots.start, slots.stop)
-        return self._tensor(list(slots))
+        return self._integers(list(slots))
+
+    def _integers(self, values: Sequence[int]) -> torch.Tensor:
+        """Returns integers of a step on the device: int64, or int32 once `inputs` are sent."""
+        return self._tensor(values) if self.inputs is None else self.inputs.add(values)
 
     def _tensor(self, values: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,13 +15,20 @@ import torch
 from outrider.common.errors import ModelError
 from outrider.common.models.fingerprint import read_shard_names
 
+Progress = Callable[[int, int], None]  # called with the bytes read so far, and those of all tensors
+
 
 class Weights:
     """Reads tensors of `model.safetensors`, or of the shards that its index names, inside a `with`."""
 
-    def __init__(self, directory: Path, device: str, dtype: torch.dtype) -> None:
-        """Tensors are given in `dtype` on `device`."""
+    def __init__(
+        self, directory: Path, device: str, dtype: torch.dtype, on_progress: Progress | None = None
+    ) -> None:
+        """Tensors are given in `dtype` on `device`. A file is mapped, so that each goes there by itself, and the host
+        never has a copy of all."""
         self._directory = directory
+        self._on_progress = on_progress
+        self._num_read = 0
         self.device = device
         self.dtype = dtype
         self._files = ExitStack()
@@ -54,6 +63,11 @@ class Weights:
         raise ModelError(f"{self._directory} has neither model.safetensors nor {index.name}")
 
     @property
+    def names(self) -> set[str]:
+        """Returns the names of all tensors."""
+        return set(self._file_of)
+
+    @cached_property
     def num_bytes(self) -> int:
         """Returns the size of all tensors in `dtype`."""
         slices = (file.get_slice(name) for name, file in self._file_of.items())
@@ -75,4 +89,7 @@ class Weights:
             )
         if not tensor.is_floating_point():
             raise ModelError(f"{self._directory} cannot be loaded: tensor {name!r} is {tensor.dtype}")
+        self._num_read += tensor.numel() * self.dtype.itemsize
+        if self._on_progress is not None:
+            self._on_progress(self._num_read, self.num_bytes)
         return tensor.to(device=self.device, dtype=self.dtype, copy=True)

@@ -1,8 +1,8 @@
 """Co-located speculation: a draft beside the target, proposing for `Generate` before each step.
 
 It is the baseline that edge–cloud speculation is measured against, so it drafts, samples and verifies with the
-same code: the edge's draft, the session's method. This is the one module here that imports
-`outrider.edge_client.drafting` (docs/decisions.md).
+same code: the edge's draft, or a head at the target (`cloud_verifier.heads`), and the session's method. With the heads
+this is the one module here that imports `outrider.edge_client.drafting` (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -14,19 +14,22 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from weakref import WeakSet
 
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.threads import start_pool
 from outrider.cloud_verifier.engine.work import Work
+from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError
 from outrider.common.methods import num_support
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import LogLimiter
 from outrider.common.tree import Tree, is_chain, nodes_along, supports_by_row
-from outrider.common.types import Draft, GenerateRequest, SamplingParams
+from outrider.common.types import DRAFT_SOURCE, Draft, GenerateRequest, SamplingParams
 from outrider.edge_client.drafting.base import DraftModel, DraftSequence, ProposesTrees
 from outrider.edge_client.drafting.trees import DEFAULT_DEPTH, DEFAULT_WIDTH, TreeBudget, TreeDraft
 
@@ -119,6 +122,40 @@ def load_draft(
     return draft
 
 
+@runtime_checkable
+class ReadsFeatures(Protocol):
+    """Is a draft sequence that continues from the target's states."""
+
+    reads_all: bool  # of every token, not of the last alone
+
+    def read(self, features: FeatureLog) -> None:
+        """Takes the features up to the last token but one. The last one's `commit` follows."""
+
+
+@runtime_checkable
+class ReadsChoices(Protocol):
+    """Is a draft sequence that continues from what the target chose after each drafted token, accepted or not."""
+
+    def read_choices(self, choices: Sequence[int]) -> None:
+        """Takes the target's tokens after the last tree: after its root, then after each node. `commit` follows."""
+
+
+class DraftSource(DraftModel, Protocol):
+    """Is what may draft beside the verifier's draft model."""
+
+    name: str  # what an opening asks for (`draft_source`)
+
+
+@runtime_checkable
+class TellsFeatures(Protocol):
+    """Is a source that reads the target's states: a trained head."""
+
+    reads_all: bool  # features of every token, not of the last alone
+
+    def last_features(self, rows: slice) -> Any:
+        """Returns the features of some tokens of the target's last forward, a tensor [tokens, size]."""
+
+
 class CoLocatedDrafter:
     """Makes drafts for running co-located generations. Called by the engine only.
 
@@ -128,17 +165,20 @@ class CoLocatedDrafter:
 
     def __init__(
         self,
-        model: DraftModel,
+        model: DraftModel | None,
+        sources: Sequence[DraftSource] = (),
         *,
         max_kv_bytes: int = 256 << 20,
         clock: Clock = SYSTEM_CLOCK,
         pool: Executor | None = None,
     ) -> None:
-        """The drafter closes `model` and `pool`, its own where none is given."""
+        """The drafter closes `model`, the other sources and `pool`, its own where none is given."""
         self._model = model
+        self._sources = {source.name: source for source in sources}
         self._max_kv_bytes = max_kv_bytes
         self._limiter = LogLimiter(log, clock=clock.now)
         self._clock = clock
+        self._logs = WeakSet[FeatureLog]()  # of sessions that are open
         self._readers: dict[int, _Reader] = {}  # by identity of the work, which the reader keeps alive
         self._fastest_ns: int | None = None  # of all drafts so far
         self._token_s = 0.0  # lately, of a drafted token
@@ -146,8 +186,13 @@ class CoLocatedDrafter:
 
     @property
     def fingerprint(self) -> str:
-        """Returns the draft's fingerprint."""
-        return self._model.fingerprint
+        """Returns the draft's fingerprint; empty where there are other sources alone."""
+        return "" if self._model is None else self._model.fingerprint
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Returns the names of what may draft."""
+        return (*(() if self._model is None else (DRAFT_SOURCE,)), *self._sources)
 
     @property
     def num_sequences(self) -> int:
@@ -194,11 +239,30 @@ class CoLocatedDrafter:
                 token_s = duration_ns / 1e9 / num_tokens
                 self._token_s += _TIME_SHARE * (token_s - self._token_s)
 
+    def note_features(self, works: Sequence[Work], num_fed: Sequence[int]) -> None:
+        """Keeps the features of the forward that fed so many tokens of each of `works`, where a head will read them."""
+        if not self._sources:
+            return
+        self._bound_features()
+        ends = accumulate(num_fed)
+        for work, count, end in zip(works, num_fed, ends, strict=True):
+            head = self._sources.get(work.session.opening.draft_source)
+            if not isinstance(head, TellsFeatures):
+                continue
+            if work.session.features is None:
+                work.session.features = FeatureLog(keeps_all=head.reads_all)
+                self._logs.add(work.session.features)
+            kept = count if head.reads_all else min(count, work.num_logit_rows)
+            rows = head.last_features(slice(end - kept, end))
+            work.session.features.append(work.session.kv_length - kept, rows)
+
     def close(self) -> None:
-        """Closes the draft and all its sequences."""
+        """Closes the draft, the other sources and all their sequences."""
         self._close_all_but(set())
         self._pool.shutdown()
-        self._model.close()
+        for model in (self._model, *self._sources.values()):
+            if model is not None:
+                model.close()
 
     def check_integrity(self) -> None:
         """Raises AssertionError where a draft has read other ids than those it drafts for. For tests."""
@@ -209,12 +273,14 @@ class CoLocatedDrafter:
         reader = self._readers.get(id(work))
         if reader is None:
             opening = work.session.opening
-            sequence = self._model.sequence(
+            model = self._sources.get(opening.draft_source, self._model)
+            assert model is not None, "an opening names a source that there is"
+            sequence = model.sequence(
                 opening.sampling,
                 num_prompt_tokens=opening.num_prompt_tokens,
                 num_support=num_support(opening.method),
             )
-            reader = _Reader(work, sequence, self._model.max_context, self._now_ns)
+            reader = _Reader(work, sequence, model.max_context, self._now_ns)
             self._readers[id(work)] = reader
         return reader
 
@@ -244,6 +310,23 @@ class CoLocatedDrafter:
                 total -= num_bytes
                 facts = {"max_kv_bytes": self._max_kv_bytes, "num_generations": len(self._readers)}
                 self._limiter.info("kv", "generations go on without a draft (--draft-kv-memory)", facts)
+
+    def _bound_features(self) -> None:
+        """Drops the oldest features of the sessions that have most, where those of all exceed the bound of the KV.
+
+        Called before features are added, so the bound is exceeded by those of one step.
+        """
+        total = sum(log.num_bytes for log in self._logs)
+        while total > self._max_kv_bytes:
+            largest = max(self._logs, key=lambda each: each.num_bytes)
+            num_freed = largest.drop_oldest()
+            if not num_freed:
+                return
+            total -= num_freed
+            facts = {"max_kv_bytes": self._max_kv_bytes, "num_sessions": len(self._logs)}
+            self._limiter.info(
+                "features", "a head reads the end of a prompt alone (--draft-kv-memory)", facts
+            )
 
     def _close_all_but(self, active: set[int]) -> None:
         for key in self._readers.keys() - active:
@@ -279,10 +362,26 @@ class _Reader:
         if len(token_ids) >= self._draft_context:
             self._is_over = True
             return False
+        if isinstance(self._sequence, ReadsFeatures):
+            if not self._read_features(self._sequence):
+                return False
+            if not self._sequence.reads_all:
+                return True
+        elif isinstance(self._sequence, ReadsChoices):
+            self._sequence.read_choices(self.work.choices)
+            self.work.choices, self.work.wants_choices = (), True
+            return True
         if len(token_ids) - self._sequence.position <= READ_CHUNK:
             return True
         self._reading = pool.submit(self._read, token_ids[self._sequence.position :])
         return False
+
+    def _read_features(self, sequence: ReadsFeatures) -> bool:
+        log = self.work.session.features
+        if log is None or log.end != self.work.session.chain.position - 1:
+            return False  # more than the last token is without KV
+        sequence.read(log)
+        return True
 
     @property
     def num_wanted(self) -> int:

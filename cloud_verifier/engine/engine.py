@@ -363,6 +363,8 @@ class Engine:
             )
         batch.forward_start_ns = start_ns
         logits = self.backend.forward(items)
+        if self.drafter is not None:
+            self.drafter.note_features(batch.works, [share.num_tokens for share in batch.plan.shares])
         batch.forward_end_ns = self._now_ns()
         batch.rows = self._finisher.process_rows(ending, logits)
         batch.awaited = awaited(logits, batch.rows)

@@ -129,6 +129,8 @@ class RoundFinisher:
         session.last_round_id = max(session.last_round_id, request.round_id)
         session.was_pipelined = isinstance(request, VerifyRequest) and request.pipelined
         outcome, logprobs = _judge(work, rows)
+        if work.wants_choices:
+            work.choices = tuple(map(rows.target_sample, range(work.num_logit_rows)))
         self._commit(work, outcome)
         if isinstance(request, VerifyRequest):
             _note_for_next_round(session, request, outcome, logprobs)

@@ -12,6 +12,7 @@ from operator import attrgetter
 from outrider.cloud_verifier.backends.base import KVSequence
 from outrider.cloud_verifier.engine.gathering import Pause
 from outrider.cloud_verifier.engine.job import Job
+from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.common.alignment import TokenChain
 from outrider.common.sampling.history import History
@@ -62,6 +63,7 @@ class Session:
     opening_reply: Opened | None = None
     history: History | None = None  # made where the sampling parameters need it
     pause: Pause = field(default_factory=Pause)  # between its rounds
+    features: FeatureLog | None = None  # where a head reads them (`opening.draft_source`)
 
     @property
     def kv_length(self) -> int:
@@ -86,6 +88,8 @@ class Session:
     def reopen(self, opening: OpenRequest, stop_ids: frozenset[int]) -> int:
         """Replaces the sequence and its parameters; returns the length of the prefix that both have."""
         num_common = common_prefix(self.chain.token_ids, opening.token_ids)
+        if opening.draft_source != self.opening.draft_source:
+            self.features = None
         self.chain.truncate(num_common)
         self.chain.extend(opening.token_ids[num_common:])
         self.opening, self.stop_ids = opening, stop_ids

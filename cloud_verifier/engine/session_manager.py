@@ -157,6 +157,8 @@ class SessionManager:
         """Keeps the first `start` tokens' KV, and that of the nodes of the tree that was fed after them."""
         assert session.kv is not None, "a tree was fed"
         self._backend.keep(session.kv, start, nodes)
+        if session.features is not None:
+            session.features.keep(start, nodes)
 
     def free(self, session: Session, *, is_wrong: bool = False) -> None:
         """Gives the session's KV back; its ids stay. The prefix cache keeps it for as long as it can; none of
@@ -166,11 +168,15 @@ class SessionManager:
                 self.publish(session)
             self._backend.close(session.kv, is_wrong=is_wrong)
             session.kv = None
+        if session.features is not None:
+            session.features.forget()
 
     def truncate_kv(self, session: Session, length: int) -> None:
         """Cuts the session's KV to the first `length` tokens of its sequence."""
         if session.kv is not None and session.kv.length > length:
             self._backend.truncate(session.kv, length)
+        if session.features is not None:
+            session.features.truncate(length)
 
     def make_kv_room(self) -> Work | None:
         """Gives back the KV of the least recently used idle session. Where none is idle, returns the work that has to

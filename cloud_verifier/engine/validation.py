@@ -11,10 +11,18 @@ from outrider.cloud_verifier.engine.method_fields import check_draft_fields, che
 from outrider.cloud_verifier.engine.session import Session
 from outrider.cloud_verifier.verification.logprobs import MAX_LOGPROBS
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
-from outrider.common.methods import drafts_trees
+from outrider.common.methods import drafts_trees, sends_support
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.tree import check_parents
-from outrider.common.types import GenerateRequest, Method, ModelInfo, OpenRequest, VerifyRequest
+from outrider.common.types import (
+    DRAFT_SOURCE,
+    LOOKAHEAD,
+    GenerateRequest,
+    Method,
+    ModelInfo,
+    OpenRequest,
+    VerifyRequest,
+)
 
 
 def check_open(request: OpenRequest, model: ModelInfo) -> None:
@@ -40,6 +48,15 @@ def check_open(request: OpenRequest, model: ModelInfo) -> None:
     _check_ids("stop_token_ids", request.stop_token_ids, model.num_tokens)
     _check_method(request.method, model.methods)
     check_method_params(request)
+    if request.draft_source and request.draft_source not in model.draft_sources:
+        names = ", ".join(model.draft_sources) or "none"
+        raise UnimplementedFieldError(
+            "draft_source", f"{request.draft_source} is not offered here; this verifier has: {names}"
+        )
+    if request.draft_source == LOOKAHEAD and sends_support(request.method):
+        raise InvalidFieldError(
+            "draft_source", f"{LOOKAHEAD} goes with method coupled: its guesses are no samples"
+        )
     if request.num_logprobs > MAX_LOGPROBS:
         raise InvalidFieldError("num_logprobs", f"is {request.num_logprobs}; at most {MAX_LOGPROBS} a token")
 
@@ -69,7 +86,7 @@ def check_verify(request: VerifyRequest, session: Session, model: ModelInfo) -> 
 def check_generate(request: GenerateRequest, session: Session, model: ModelInfo) -> None:
     """Raises `InvalidFieldError` for a generation that does not fit the session or the model."""
     if request.is_co_located:
-        _check_co_located(request, session.opening.method, model)
+        _check_co_located(request, session.opening, model)
     _check_base(request, session)
     _check_ids("committed_tokens", request.committed_tokens, model.num_tokens)
     _check_choice(request.base_position, request.committed_tokens, session)
@@ -82,13 +99,13 @@ def check_generate(request: GenerateRequest, session: Session, model: ModelInfo)
         )
 
 
-def _check_co_located(request: GenerateRequest, method: Method, model: ModelInfo) -> None:
-    if not model.draft_fingerprint:
+def _check_co_located(request: GenerateRequest, opening: OpenRequest, model: ModelInfo) -> None:
+    if not opening.draft_source and DRAFT_SOURCE not in model.draft_sources:
         raise UnimplementedFieldError(
             "mode", "this verifier has no draft for co-located speculation: serve with --draft DIR"
         )
-    if request.is_tree and not drafts_trees(method):
-        raise InvalidFieldError("is_tree", f"with method {method} chains are drafted")
+    if request.is_tree and not drafts_trees(opening.method):
+        raise InvalidFieldError("is_tree", f"with method {opening.method} chains are drafted")
     limits = model.limits
     at_most = limits.max_tree_nodes if request.is_tree else limits.max_draft_tokens
     if request.num_speculative_tokens > at_most:

@@ -13,17 +13,24 @@ from typing import TYPE_CHECKING, cast
 
 import outrider.common.process.grpc_quiet  # noqa: F401  before anything imports grpc
 from outrider.cloud_verifier.backends.model_files import check_model_files
-from outrider.cloud_verifier.config import SCOPE, ServeConfig, parse_methods, parse_size
+from outrider.cloud_verifier.config import (
+    SCOPE,
+    ServeConfig,
+    check_device_name,
+    parse_kv_memory,
+    parse_methods,
+    parse_size,
+)
 from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
 from outrider.common.config.arguments import VerbParser
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
+from outrider.common.config.units import show_size
 from outrider.common.errors import ModelError, OutriderError, UsageError
 from outrider.common.printable import one_line
 from outrider.common.process.extras import MissingExtraError, needs_extra
 from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
-    from outrider.cloud_verifier.backends.base import TargetBackend
     from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
     from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
     from outrider.cloud_verifier.server.entrance import Entrance
@@ -94,7 +101,8 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     from outrider.cloud_verifier.server.entrance import Entrance
     from outrider.cloud_verifier.server.server import run_until_signalled
 
-    kv_bytes = parse_size(config.kv_memory, "--kv-memory")
+    kv_bytes = parse_kv_memory(config.kv_memory)
+    check_device_name(config.device)
     parse_methods(config.methods)
     # It checks addresses and credentials: all of these before the weights are loaded.
     entrance = Entrance(config)
@@ -105,8 +113,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     def announce(server: VerifierServer) -> None:
         backend = cast("TransformersBackend", server.engine.backend)
         host = config.listen.rpartition(":")[0]
-        kv = f"KV pool of {backend.num_kv_tokens:,} tokens in {config.kv_memory}"
-        what = describe_target(backend, kv)
+        what = describe_target(backend)
         took = f"after {time.monotonic() - begin:.1f} s"
         admin = f", admin port at {server.admin.url}" if server.admin is not None else ""
         line = f"cloud-verifier {own_version()} {took}, serving {what} on {host}:{server.port}{admin}"
@@ -117,34 +124,42 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     return 0
 
 
-def load_server(config: ServeConfig, kv_bytes: int, entrance: Entrance) -> VerifierServer:
+def load_server(config: ServeConfig, kv_bytes: int | None, entrance: Entrance) -> VerifierServer:
     """Returns the server of the target and the draft that `config` names. Raises `ModelError`."""
     from outrider.cloud_verifier.backends.loading import load_target
+    from outrider.cloud_verifier.server.load_progress import LoadProgress
     from outrider.cloud_verifier.server.server import VerifierServer
     from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 
-    with ThreadPoolExecutor(1) as beside:
+    with ThreadPoolExecutor(1) as beside, LoadProgress(config.target.name) as progress:
         kernels = beside.submit(load_row_kernels)  # much of it while torch computes
         backend = load_target(
             config.target,
             device=config.device,
             dtype=config.dtype,
             kv_bytes=kv_bytes,
+            step_tokens=config.max_step_tokens,
             num_threads=config.num_threads,
             exact_rows=config.exact_rows,
+            on_progress=progress,
         )
         drafter = create_drafter(config, backend)
         kernels.result()
     return VerifierServer(backend, config, drafter, entrance)
 
 
-def describe_target(backend: TransformersBackend, kv: str) -> str:
-    """Returns the start line's words on the target and its KV pool (`kv`)."""
+def describe_target(backend: TransformersBackend) -> str:
+    """Returns the start line's words on the target and its KV pool."""
     rows = "reproducible" if backend.is_reproducible else "not reproducible"
+    if backend.row_plan is not None and backend.device != "cpu":
+        first, last = backend.row_plan.counts[0], backend.row_plan.most
+        counts = f"{first}" if first == last else f"{first} to {last}"
+        rows += f" in products of {counts} rows by {backend.product_way}"
     through = "through transformers, " if backend.decoder.is_of_transformers else ""
     slow = (
         "" if backend.device == "cpu" or backend.has_paged_kernel else " without the paged attention kernel"
     )
+    kv = f"KV pool of {backend.num_kv_tokens:,} tokens in {show_size(backend.num_kv_bytes)}"
     where = f"{through}{backend.dtype}, {rows}, {backend.device}{slow}, context {backend.max_context}, {kv}"
     return f"{backend.model_id} ({where})"
 
@@ -160,32 +175,45 @@ def check_directories(config: ServeConfig) -> None:
         raise UsageError(f"--draft {config.draft_dir}: there is no such directory: {hint}")
 
 
-def create_drafter(config: ServeConfig, backend: TargetBackend) -> CoLocatedDrafter | None:
-    """Returns the draft of `--draft`, None where it is off or the default one cannot be loaded (no
-    onnxruntime, say).
+def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocatedDrafter | None:
+    """Returns what drafts for co-located generation: the draft of `--draft`, unless it is off or the default one cannot
+    be loaded (no onnxruntime, say), the heads of `--heads`, lookahead. None where there is nothing.
 
-    Raises `ModelError` for one named by the user that cannot be loaded, `IncompatibleError` for another
-    tokenizer.
+    Raises `ModelError` for what the user named and cannot be loaded, `IncompatibleError` for a draft with another
+    tokenizer and heads of another target.
     """
-    if config.draft_dir is None:
+    if config.draft_dir is None and not config.heads and not config.lookahead:
         return None
-    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, load_draft
+    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, DraftSource, load_draft
 
-    try:
-        draft = load_draft(
-            config.draft_strategy,
-            config.draft_dir,
-            backend.tokenizer_fingerprint,
-            num_threads=config.draft_threads,
-            is_deferred=not config.draft and config.draft_strategy == "onnx",  # the embedded one
-        )
-    except (ModelError, MissingExtraError) as error:
-        if config.draft:
-            raise
-        log.warning("no co-located speculation: %s", error)
+    sources: list[DraftSource] = []
+    if config.heads:
+        from outrider.cloud_verifier.heads.loading import load_heads
+
+        sources += load_heads([Path(each) for each in config.heads], backend)
+    if config.lookahead:
+        from outrider.cloud_verifier.heads.lookahead import Lookahead
+
+        sources.append(Lookahead(backend))
+    draft = None
+    if config.draft_dir is not None:
+        try:
+            draft = load_draft(
+                config.draft_strategy,
+                config.draft_dir,
+                backend.tokenizer_fingerprint,
+                num_threads=config.draft_threads,
+                is_deferred=not config.draft and config.draft_strategy == "onnx",  # the embedded one
+            )
+        except (ModelError, MissingExtraError) as error:
+            if config.draft:
+                raise
+            log.warning("no co-located draft: %s", error)
+    if draft is None and not sources:
         return None
-    max_kv_bytes = parse_size(config.draft_kv_memory, "--draft-kv-memory")
-    return CoLocatedDrafter(draft, max_kv_bytes=max_kv_bytes)
+    return CoLocatedDrafter(
+        draft, sources, max_kv_bytes=parse_size(config.draft_kv_memory, "--draft-kv-memory")
+    )
 
 
 if __name__ == "__main__":

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import ServeConfig, parse_methods
 from outrider.common.process.version import own_version
 from outrider.common.types import PROTOCOL_VERSION, Limits, ModelInfo
 
+if TYPE_CHECKING:  # it imports the draft's code
+    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+
 
 def make_model_info(
-    backend: TargetBackend, config: ServeConfig, draft_fingerprint: str = "", labels: tuple[str, ...] = ()
+    backend: TargetBackend,
+    config: ServeConfig,
+    drafter: CoLocatedDrafter | None = None,
+    labels: tuple[str, ...] = (),
 ) -> ModelInfo:
     """Returns what this verifier answers to `Describe`. `labels` are added to those of `config`."""
     limits = Limits(
@@ -35,6 +43,7 @@ def make_model_info(
         methods=parse_methods(config.methods),
         server_version=own_version(),
         labels=(*own_labels, *labels),
-        draft_fingerprint=draft_fingerprint,
+        draft_fingerprint=drafter.fingerprint if drafter else "",
         is_reproducible=backend.is_reproducible,
+        draft_sources=drafter.sources if drafter else (),
     )

@@ -57,7 +57,7 @@ class VerifierServer:
         load_row_kernels()  # compiled here, so that no round waits for it
         self._config = config
         _, admin_listen = check_addresses(config)
-        model = make_model_info(backend, config, drafter.fingerprint if drafter else "", labels)
+        model = make_model_info(backend, config, drafter, labels)
         self.engine = Engine(
             backend,
             model,

@@ -36,6 +36,7 @@ from outrider.common.types import (
 _M = TypeVar("_M", bound=Message)
 _SESSION_ID_BYTES = 16
 _FINGERPRINT_BYTES = 256  # four times what ours have
+_SOURCE_BYTES = 64
 _MAX_WORD_IDS = 64  # a round walks back so far from each of its tokens
 
 
@@ -69,6 +70,7 @@ def decode_open(message: pb.OpenRequest, limits: Limits | None = None) -> OpenRe
     _check_bytes("session_id", message.session_id, _SESSION_ID_BYTES)
     for field in ("tokenizer_fingerprint", "target_fingerprint"):
         _check_bytes(field, getattr(message, field), _FINGERPRINT_BYTES)
+    _check_bytes("draft_source", message.draft_source, _SOURCE_BYTES)
     if limits is not None:
         of_what = "tokens of a context: shorten the prompt"
         _check_at_most("token_ids", len(message.token_ids), limits.max_context, of_what)
@@ -87,6 +89,7 @@ def decode_open(message: pb.OpenRequest, limits: Limits | None = None) -> OpenRe
         num_logprobs=message.num_logprobs,
         is_rebuild=message.origins_resent,
         round_id=message.round_id,
+        draft_source=message.draft_source,
     )
 
 

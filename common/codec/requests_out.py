@@ -52,6 +52,7 @@ def encode_open(request: OpenRequest) -> pb.OpenRequest:
         num_logprobs=request.num_logprobs,
         origins_resent=request.is_rebuild,
         round_id=request.round_id,
+        draft_source=request.draft_source,
     )
 
 

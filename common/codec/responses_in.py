@@ -22,6 +22,7 @@ from outrider.common.errors import InvalidFieldError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.printable import one_line
 from outrider.common.types import (
+    DRAFT_SOURCE,
     Candidate,
     Closed,
     Draining,
@@ -171,7 +172,12 @@ def decode_model_info(message: pb.DescribeResponse) -> ModelInfo:
         labels=tuple(map(one_line, message.labels)),
         draft_fingerprint=one_line(message.draft_fingerprint),
         is_reproducible=message.is_reproducible,
+        draft_sources=tuple(map(one_line, message.draft_sources)) or _of_older(message),
     )
+
+
+def _of_older(message: pb.DescribeResponse) -> tuple[str, ...]:
+    return (DRAFT_SOURCE,) if message.draft_fingerprint else ()
 
 
 def _decode_candidate(message: pb.Candidate) -> Candidate:

@@ -80,6 +80,17 @@ def show_scaled(value: float, unit: str = "") -> str:
     return f"{_three(value / (size or 1))} {prefix}{unit}".rstrip()
 
 
+def show_size(num_bytes: int) -> str:
+    """Returns three digits and the unit that `--kv-memory` takes: 512MiB, 14.2GiB."""
+    unit, size = next(
+        (u, s)
+        for u, s in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+        if num_bytes >= s or s == 1
+    )
+    value = num_bytes / size
+    return f"{value:.0f}{unit}" if value >= 100 else f"{_three(value)}{unit}"
+
+
 def show_rate(bytes_per_s: float) -> str:
     """Returns a link's rate in three digits of bits a second."""
     if not math.isfinite(bytes_per_s):

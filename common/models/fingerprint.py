@@ -37,6 +37,11 @@ def num_tokens(tokenizer_json: Path) -> int:
     return max(_table(_read(tokenizer_json)), default=-1) + 1
 
 
+def target_fingerprint(directory: Path) -> str:
+    """Returns the fingerprint of a model directory's configuration and weights. Raises ModelError as below."""
+    return directory_fingerprint([directory / "config.json", *directory.glob("*.safetensors")])
+
+
 def directory_fingerprint(paths: Iterable[Path]) -> str:
     """Returns the hex SHA-256 of some files' names and content, in the order of their names.
 

@@ -93,7 +93,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_version", "model_id", "target_fingerprint", "tokenizer_fingerprint", "dtype", "device", "eos_token_ids", "num_tokens", "limits", "methods", "server_version", "labels", "draft_fingerprint", "is_reproducible")
+    __slots__ = ("protocol_version", "model_id", "target_fingerprint", "tokenizer_fingerprint", "dtype", "device", "eos_token_ids", "num_tokens", "limits", "methods", "server_version", "labels", "draft_fingerprint", "is_reproducible", "draft_sources")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +108,7 @@ class DescribeResponse(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     IS_REPRODUCIBLE_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_SOURCES_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model_id: str
     target_fingerprint: str
@@ -122,7 +123,8 @@ class DescribeResponse(_message.Message):
     labels: _containers.RepeatedScalarFieldContainer[str]
     draft_fingerprint: str
     is_reproducible: bool
-    def __init__(self, protocol_version: _Optional[int] = ..., model_id: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[Method, str]]] = ..., server_version: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., draft_fingerprint: _Optional[str] = ..., is_reproducible: bool = ...) -> None: ...
+    draft_sources: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol_version: _Optional[int] = ..., model_id: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[Method, str]]] = ..., server_version: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., draft_fingerprint: _Optional[str] = ..., is_reproducible: bool = ..., draft_sources: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_context", "max_draft_tokens", "max_message_bytes", "max_sessions", "session_idle_ttl_ms", "max_sampling_ids", "max_tree_nodes")
@@ -225,7 +227,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., seed: _Optional[int] = ..., min_new_tokens: _Optional[int] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("session_id", "token_ids", "num_prompt_tokens", "sampling", "method", "method_params", "tokenizer_fingerprint", "target_fingerprint", "ignore_eos", "stop_token_ids", "num_logprobs", "origins_resent", "round_id")
+    __slots__ = ("session_id", "token_ids", "num_prompt_tokens", "sampling", "method", "method_params", "tokenizer_fingerprint", "target_fingerprint", "ignore_eos", "stop_token_ids", "num_logprobs", "origins_resent", "round_id", "draft_source")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -239,6 +241,7 @@ class OpenRequest(_message.Message):
     NUM_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     ORIGINS_RESENT_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_SOURCE_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -252,7 +255,8 @@ class OpenRequest(_message.Message):
     num_logprobs: int
     origins_resent: bool
     round_id: int
-    def __init__(self, session_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., method: _Optional[_Union[Method, str]] = ..., method_params: _Optional[_Union[MethodParams, _Mapping]] = ..., tokenizer_fingerprint: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., ignore_eos: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., origins_resent: bool = ..., round_id: _Optional[int] = ...) -> None: ...
+    draft_source: str
+    def __init__(self, session_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., method: _Optional[_Union[Method, str]] = ..., method_params: _Optional[_Union[MethodParams, _Mapping]] = ..., tokenizer_fingerprint: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., ignore_eos: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., origins_resent: bool = ..., round_id: _Optional[int] = ..., draft_source: _Optional[str] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
     __slots__ = ("opened", "progress", "error")

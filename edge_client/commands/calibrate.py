@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from outrider.common.config.loader import add_flags
 from outrider.common.errors import UsageError
 from outrider.common.process.extras import needs_extra
-from outrider.edge_client.commands.progress import show_progress
+from outrider.common.process.progress import show_progress
 from outrider.edge_client.config.run_config import RunConfig
 
 if TYPE_CHECKING:

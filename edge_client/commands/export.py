@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.commands.progress import show_progress
+from outrider.common.process.progress import show_progress
 
 
 def main(namespace: argparse.Namespace) -> int:
@@ -21,7 +21,7 @@ def main(namespace: argparse.Namespace) -> int:
 
 def _dropout_numbers(namespace: argparse.Namespace) -> tuple[int, float]:
     from outrider.edge_client.drafting.export.dropout_graph import check_numbers
-    from outrider.edge_client.drafting.onnx.dropout import DEFAULT_RATE, DEFAULT_SAMPLES
+    from outrider.edge_client.drafting.rows.dropout import DEFAULT_RATE, DEFAULT_SAMPLES
 
     given = {"samples": namespace.mc_dropout_samples, "rate": namespace.mc_dropout_rate}
     if namespace.draft_verb == "export" and not namespace.mc_dropout:

@@ -22,7 +22,7 @@ from outrider.common.config.units import (
     parse_share,
 )
 from outrider.common.errors import UsageError
-from outrider.edge_client.commands.progress import show_progress
+from outrider.common.process.progress import show_progress
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode

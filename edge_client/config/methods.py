@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from outrider.common.errors import UsageError
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
-from outrider.common.types import Method, MethodParams, ModelInfo
+from outrider.common.types import DRAFT_SOURCE, Method, MethodParams, ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.gate.gate import GateUse
@@ -29,10 +29,19 @@ def check_method(config: RunConfig) -> None:
             raise UsageError(f"{flag} goes with {wanted}, not with --method {chosen}")
     if config.verification.support_size is not None and config.mode is ExecutionMode.CO_LOCATED:
         raise UsageError("--support-size has no effect in mode co-located: the verifier drafts")
+    if draft_source(config) and config.mode is not ExecutionMode.CO_LOCATED:
+        raise UsageError(
+            f"--draft-source {config.draft_source} goes with --mode co-located: in mode {config.mode} it drafts nothing"
+        )
     if config.logprobs and config.mode is ExecutionMode.EDGE_ONLY:
         raise UsageError("--logprobs needs a target, and mode edge-only uses none")
     if config.outage.reverify and (why := why_no_reverify(config)):
         raise UsageError(f"--reverify {why}")
+
+
+def draft_source(config: RunConfig) -> str:
+    """Returns `--draft-source` as an opening has it: empty for the verifier's draft."""
+    return "" if config.draft_source == DRAFT_SOURCE else config.draft_source
 
 
 def why_no_reverify(config: RunConfig) -> str:

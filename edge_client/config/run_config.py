@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outrider.common.config.loader import option, section, with_values
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE, MAX_SUPPORT_SIZE
-from outrider.common.types import Method
+from outrider.common.types import DRAFT_SOURCE, Method
 from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.config.draft_sections import (
     DepthConfig,
@@ -138,6 +138,13 @@ class RunConfig:
         "the cloud without a draft (cloud-only); draft and verify in the cloud (co-located); or draft here, "
         "unverified (edge-only). cloud-only and co-located need only the tokenizer.json of --draft DIR",
         choices=REQUESTABLE_MODES,
+        title=_WORK,
+    )
+    draft_source: str = option(
+        DRAFT_SOURCE,
+        "what drafts in mode co-located: the verifier's draft, or one of the heads that it serves (medusa, hydra, "
+        "eagle)",
+        metavar="NAME",
         title=_WORK,
     )
     pipelining: PipeliningConfig = section(PipeliningConfig, title=_WORK)

@@ -8,6 +8,7 @@ from outrider.common.errors import UsageError
 from outrider.common.methods import drafts_trees, sends_support
 from outrider.common.types import Method
 from outrider.edge_client.config.gate import judges_variance
+from outrider.edge_client.config.methods import draft_source
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.core.options import ExecutionMode
@@ -20,6 +21,8 @@ from outrider.edge_client.drafting.trees import (
     TreeBudget,
 )
 from outrider.edge_client.gate.gate import GateUse
+
+HEAD_NODES = 16  # of a tree that a head at the verifier drafts
 
 
 def tree_budget(config: RunConfig) -> TreeBudget | None:
@@ -44,9 +47,13 @@ def tree_budget(config: RunConfig) -> TreeBudget | None:
 
 
 def tree_use(config: RunConfig) -> Literal["auto", "off"] | int:
-    """Returns `--tree`, or its default: auto where nothing else says what a round drafts."""
+    """Returns `--tree`, or its default: auto where nothing else says what a round drafts, trees from a head at the
+    verifier."""
     if config.tree.use is not None:
         return config.tree.use
+    is_by_head = bool(draft_source(config)) and config.depth.num_speculative_tokens is None
+    if is_by_head and drafts_trees(config.verification.method):
+        return HEAD_NODES
     is_free = config.depth_policy == "optimal" and config.depth.num_speculative_tokens is None
     is_usual = config.draft.strategy == "onnx" and config.gate.use is GateUse.OFF
     may_alternate = config.pipelining.use is not Pipelining.ON
@@ -73,7 +80,8 @@ def why_no_shape(config: RunConfig) -> str:
 
 def why_no_tree(config: RunConfig) -> str:
     """Returns why `--tree`, or auto where it is not given, is refused; empty where it can be used."""
-    method, is_auto = config.verification.method, config.tree.use in ("auto", None)
+    method = config.verification.method
+    is_auto = config.tree.use == "auto" or (config.tree.use is None and not draft_source(config))
     if not is_auto and (length := config.depth.num_speculative_tokens) is not None:
         return f"takes the place of --num-speculative-tokens {length}: give one of them"
     goes_with = (

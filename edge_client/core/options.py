@@ -50,6 +50,7 @@ class SessionOptions:
     """Everything that the user chooses of a generation, but for its parts' construction."""
 
     mode: ExecutionMode = ExecutionMode.SPECULATIVE
+    draft_source: str = ""  # of the verifier, in mode co-located; empty: its draft
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stop: StopParams = field(default_factory=StopParams)
     method: Method = Method.COUPLED

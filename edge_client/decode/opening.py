@@ -7,8 +7,10 @@ from dataclasses import replace
 from outrider.common.alignment import extend_hash
 from outrider.common.errors import IncompatibleError, RoundFailedError
 from outrider.common.types import (
+    DRAFT_SOURCE,
     PROTOCOL_VERSION,
     Method,
+    ModelInfo,
     Opened,
     OpenRequest,
     Origin,
@@ -22,12 +24,6 @@ from outrider.edge_client.decode.reverify import reconcile
 from outrider.edge_client.transport.link.targets import parse_target
 from outrider.edge_client.transport.remote_verifier import SessionLostError
 
-_NO_DRAFT_THERE = RoundError(
-    round_id=0,
-    code=RoundErrorCode.UNIMPLEMENTED,
-    message="it has no draft for co-located speculation: serve with --draft DIR",
-    field="mode",
-)
 _FIRST_MESSAGE_S = 2.0  # a rebuild that computes for longer reports `Progress` earlier
 
 
@@ -103,7 +99,19 @@ def _make_request(state: GenerationState, is_rebuild: bool) -> OpenRequest:
         num_logprobs=options.num_logprobs,
         is_rebuild=is_rebuild,
         round_id=state.remote.next_round_id(),
+        draft_source=options.draft_source,
     )
+
+
+def _check_draft_source(source: str, model: ModelInfo) -> None:
+    """Raises `RoundFailedError` where the verifier has no such source of drafts."""
+    if source in model.draft_sources:
+        return
+    message, field = "it has no draft for co-located speculation: serve with --draft DIR", "mode"
+    if source != DRAFT_SOURCE:
+        names = ", ".join(model.draft_sources) or "none"
+        message, field = f"it drafts by {names}: serve with --heads DIR of {source}", "draft_source"
+    raise RoundFailedError(RoundError(0, RoundErrorCode.UNIMPLEMENTED, message, field))
 
 
 def _take(state: GenerationState, opened: Opened) -> list[SessionEvent]:
@@ -114,8 +122,10 @@ def _take(state: GenerationState, opened: Opened) -> list[SessionEvent]:
         raise IncompatibleError(f"the verifier speaks protocol {theirs}, this edge {PROTOCOL_VERSION}")
     their_hash = extend_hash(tokens.chain.hash_at(position), (opened.first_token,))
     rolled_back = state.opened(opened)
-    if state.options.mode is ExecutionMode.CO_LOCATED and not opened.model.draft_fingerprint:
-        raise RoundFailedError(_NO_DRAFT_THERE)  # before any token is shown
+    if state.options.mode is ExecutionMode.CO_LOCATED:
+        _check_draft_source(
+            state.options.draft_source or DRAFT_SOURCE, opened.model
+        )  # before a token is shown
     if (opened.position, opened.hash) != (position + 1, their_hash):
         raise IncompatibleError("the verifier hashes the same text differently")
     if state.pending is not None or tokens.position < position:

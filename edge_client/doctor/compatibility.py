@@ -32,9 +32,11 @@ def _check_settings(config: RunConfig, model: ModelInfo) -> Finding:
         usable = model.methods[0] if model.methods else Method.COUPLED
         todo = f"use --method {usable}, or ask its operator for --methods {method}"
         return fault("settings", f"method {method} is not among {', '.join(model.methods)}", todo)
-    if config.mode is ExecutionMode.CO_LOCATED and not model.draft_fingerprint:
-        todo = "serve it with --draft DIR, or choose another --mode"
-        return fault("settings", "mode co-located needs a draft in the verifier, and it has none", todo)
+    if config.mode is ExecutionMode.CO_LOCATED and config.draft_source not in model.draft_sources:
+        todo = "serve it with --draft DIR or --heads DIR, or choose another --mode or --draft-source"
+        has = ", ".join(model.draft_sources) or "none"
+        what = f"mode co-located needs {config.draft_source} in the verifier, and it has {has}"
+        return fault("settings", what, todo)
     return ok("settings", f"mode {config.mode}, method {method}")
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.common.types import DRAFT_SOURCE
 from outrider.edge_client.drafting.draw_chances import DrawChances
-from outrider.edge_client.drafting.trees import DRAFT_SOURCE, Continuations, TreeDraft
+from outrider.edge_client.drafting.trees import Continuations, TreeDraft
 
 _TAUS = np.geomspace(0.1, 2.0, 25)
 _MEMORY = 500.0  # observations after which an old one counts for 1/e of a new one
@@ -51,8 +52,9 @@ class NodeValues:
     def observe(self, draft: TreeDraft, accepted_nodes: Sequence[int], next_token: int | None) -> None:
         """Learns from a verdict: the nodes that were accepted, from the root on, and the target's token after
         them; None where the text ended before one."""
-        if not draft.continuations:  # its children were drawn
-            self.draws.observe(draft, accepted_nodes, next_token)
+        if not draft.continuations:
+            if draft.supports:  # its children were drawn
+                self.draws.observe(draft, accepted_nodes, next_token)
             return
         following = [*(draft.token_ids[node] for node in accepted_nodes), next_token]
         for node, token_id in zip((-1, *accepted_nodes), following, strict=True):

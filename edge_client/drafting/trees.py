@@ -22,7 +22,6 @@ DEFAULT_NODES = 64
 DEFAULT_DEPTH = 12  # runs of a draft model
 DEFAULT_WIDTH = 4  # children of a node
 MAX_CONTINUATIONS = 8  # of one path; the target's token is among the draft's first eight 99 times of 100
-DRAFT_SOURCE = "draft"  # of continuations that a draft model tells
 
 
 Ranks = tuple[int, ...]  # a node by its path: 0 is the likeliest continuation, 1 the next

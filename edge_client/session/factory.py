@@ -15,7 +15,7 @@ from outrider.common.sampling.processors import check_sampling_params, on_wire
 from outrider.common.stopping import check_stop_params
 from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
-from outrider.edge_client.config.methods import check_method, make_method_params, support_size
+from outrider.edge_client.config.methods import check_method, draft_source, make_method_params, support_size
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.config.tree import tree_budget, tree_use
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
@@ -141,6 +141,7 @@ class Edge:
             raise UsageError(f"{_setting(error.field)}: {error.reason}") from error
         return SessionOptions(
             mode=config.mode,
+            draft_source=draft_source(config),
             sampling=sampling,
             stop=stop,
             method=config.verification.method,

@@ -51,7 +51,9 @@ def backend() -> TransformersBackend:
 
 
 def load(device: str) -> TransformersBackend:
-    backend = load_target(EMBEDDED / "target", device=device, dtype="float32", kv_tokens=16_384)
+    backend = load_target(
+        EMBEDDED / "target", device=device, dtype="float32", kv_tokens=16_384, decoder="cuda"
+    )
     if IS_REHEARSAL:
         backend.has_device_logits = True
     return backend
@@ -110,6 +112,8 @@ def texts_of(backend: TransformersBackend) -> list[list[int]]:
 def test_verified_evicted_and_batched_texts_are_cloud_only_in_float32(backend: TransformersBackend) -> None:
     assert backend.has_device_logits, "the kernels were not used: the log says why"
     texts_of(backend)
+    if not IS_REHEARSAL:
+        assert backend.has_paged_kernel and backend.decoder._graphs.num_graphs, "the log says why"
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -10,7 +10,17 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.parametrize("name", ["triton_cases.py", "device_step_cases.py", "attention_cases.py"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "triton_cases.py",
+        "device_step_cases.py",
+        "attention_cases.py",
+        "product_cases.py",
+        "layer_cases.py",
+        "decoder_cases.py",
+    ],
+)
 def test_the_interpreted_kernels_pass_their_cases(name):
     cases = Path(__file__).parent / name
     run = subprocess.run(
@@ -49,10 +59,11 @@ for capability in (80, 90):
 """
 
 
-def run_without_a_gpu(code, tmp_path):
+def run_without_a_gpu(code, tmp_path, *arguments):
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
     environment.pop("TRITON_INTERPRET", None)
-    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path):
@@ -60,42 +71,86 @@ def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path):
     assert run.stdout == "True\n" * 6, run.stderr
 
 
-COMPILE_ATTENTION = """
-import re, subprocess, tempfile
+# Prints, for each kernel of a module and each GPU, how much of its registers is spilled to memory.
+COMPILE_7B = """
+import importlib, re, subprocess, sys
 from pathlib import Path
 
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from outrider.kernels import paged_attention as kernels
+from outrider.kernels.paged_attention import num_warps
 
+kernels = importlib.import_module(f"outrider.kernels.{sys.argv[1]}")
 tool = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
 kinds = {
-    "*bf16": "query key_pool value_pool out", "*fp32": "tops totals sums", "*i32": "index positions",
-    "i32": "head_stride row_stride num_splits window", "fp32": "scale cap",
+    "*bf16": "query key_pool value_pool x weight bias out", "*fp32": "tops totals sums", "*i32": "index positions",
+    "i32": "head_stride row_stride num_splits window num_rows num_outputs num_inputs output_stride",
+    "fp32": "scale cap",
 }
 kind_of = {name: kind for kind, names in kinds.items() for name in names.split()}
 sizes = dict(NUM_KV_HEADS=4, NUM_GROUPS=7, PADDED_GROUPS=8, HEAD_DIM=128, PADDED_DIM=128, BLOCK_SIZE=16)
-sizes |= dict(TILE_ROWS=64, KEYS=kernels.KEYS, SPLIT=kernels.SPLIT_TOKENS, HAS_SOFTCAP=False, IS_INTERPRETED=False)
-for fn in (kernels._attend_split, kernels._combine):
+sizes |= dict(HAS_SOFTCAP=False, HAS_BIAS=True, IS_INTERPRETED=False, input_stride=1)
+sizes |= {name: getattr(kernels, name) for name in ("KEYS", "ROWS", "OUTPUTS", "INPUTS") if hasattr(kernels, name)}
+sizes |= dict(TILE_ROWS=64, SPLIT=getattr(kernels, "SPLIT_TOKENS", 0))
+multiples_of_16 = ("num_outputs", "num_inputs", "output_stride")
+for name in sys.argv[2:]:
+    fn = getattr(kernels, name)
     for capability in (80, 90):
         signature = {name: kind_of.get(name, "constexpr") for name in fn.arg_names}
-        pointers = [(i,) for i, kind in enumerate(signature.values()) if kind.startswith("*")]
-        aligned = dict.fromkeys(pointers, [["tt.divisibility", 16]])
+        aligned = {
+            (i,): [["tt.divisibility", 16]]
+            for i, (name, kind) in enumerate(signature.items())
+            if kind.startswith("*") or name in multiples_of_16
+        }
         values = {name: sizes[name] for name, kind in signature.items() if kind == "constexpr"}
         source = ASTSource(fn=fn, signature=signature, constexprs=values, attrs=aligned)
-        options = {"num_warps": kernels.num_warps(torch.bfloat16), "enable_fp_fusion": True}
+        options = {"num_warps": num_warps(torch.bfloat16), "enable_fp_fusion": True}
         compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
         Path("cubin").write_bytes(compiled.asm["cubin"])
         usage = subprocess.run([tool, "-res-usage", "cubin"], capture_output=True, text=True).stdout
-        print(fn.__name__, capability, *re.findall(r"STACK:\\d+", usage))
+        print(name, capability, *re.findall(r"STACK:\\d+", usage))
 """
 
 
-def test_attention_over_a_7b_shape_compiles_without_spilled_registers(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "names", [("paged_attention", "_attend_split", "_combine"), ("product", "_multiply")]
+)
+def test_over_a_7b_shape_a_kernel_compiles_without_spilled_registers(names, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))
     monkeypatch.chdir(tmp_path)
-    run = run_without_a_gpu(COMPILE_ATTENTION, tmp_path)
-    names = [f"{name} {capability}" for name in ("_attend_split", "_combine") for capability in (80, 90)]
-    assert run.stdout.splitlines() == [f"{name} STACK:0" for name in names], run.stderr
+    run = run_without_a_gpu(COMPILE_7B, tmp_path, *names)
+    expected = [f"{name} {capability} STACK:0" for name in names[1:] for capability in (80, 90)]
+    assert run.stdout.splitlines() == expected, run.stderr
+
+
+COMPILE_LAYERS = """
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from outrider.kernels import layers as kernels
+
+kinds = {
+    "*bf16": "states added weight out qkv norms key_pool value_pool gate_up", "*fp32": "cos sin", "*i32": "slots",
+    "fp32": "epsilon",
+}
+kind_of = {name: kind for kind, names in kinds.items() for name in names.split()}
+sizes = dict(SIZE=3584, PADDED_SIZE=4096, HAS_ADDED=True, NUM_HEADS=28, NUM_KV_HEADS=4, HALF=64, PADDED_HALF=64)
+sizes |= dict(HAS_NORMS=True, GATE_SIZE=kernels.GATE_SIZE, IS_GELU=True)
+warps = {"_add_norm": kernels.num_warps(3584), "_rotate": 1, "_gate": 4}
+for fn in (kernels._add_norm, kernels._rotate, kernels._gate):
+    for capability in (80, 90):
+        signature = {name: kind_of.get(name, "constexpr") for name in fn.arg_names}
+        values = {name: sizes[name] for name, kind in signature.items() if kind == "constexpr"}
+        source = ASTSource(fn=fn, signature=signature, constexprs=values)
+        options = {"num_warps": warps[fn.__name__]}
+        compiled = compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        print(fn.__name__, capability, len(compiled.asm["cubin"]) > 0)
+"""
+
+
+def test_the_kernels_of_a_layer_compile_for_gpus_that_are_not_here(tmp_path):
+    run = run_without_a_gpu(COMPILE_LAYERS, tmp_path)
+    names = [f"{name} {capability}" for name in ("_add_norm", "_rotate", "_gate") for capability in (80, 90)]
+    assert run.stdout.splitlines() == [f"{name} True" for name in names], run.stderr

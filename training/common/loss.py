@@ -123,7 +123,7 @@ class _LinearDivergence(torch.autograd.Function):
     ) -> Tensor:
         num_rows = hidden.size(0)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight)
+        grad_weight = torch.zeros_like(weight) if ctx.needs_input_grad[2] else None
         head, target_head = weight.to(hidden.dtype), target_weight.to(target_hidden.dtype)
         total = weight.new_zeros(())
         for rows in _chunks(hidden, weight.size(0)):
@@ -132,14 +132,23 @@ class _LinearDivergence(torch.autograd.Function):
             total += values.sum()
             grad = grad.to(hidden.dtype)
             torch.mm(grad, head, out=grad_hidden[rows])
-            _add_product(grad_weight, grad.T, hidden[rows])
-        ctx.save_for_backward(grad_hidden.div_(num_rows), grad_weight.div_(num_rows))
+            if grad_weight is not None:
+                _add_product(grad_weight, grad.T, hidden[rows])
+        ctx.save_for_backward(
+            grad_hidden.div_(num_rows), None if grad_weight is None else grad_weight.div_(num_rows)
+        )
         return total / num_rows
 
     @staticmethod
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[None, Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[None, Tensor, Tensor | None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return None, grad_hidden * grad_total, grad_weight * grad_total, None, None
+        return (
+            None,
+            grad_hidden * grad_total,
+            None if grad_weight is None else grad_weight * grad_total,
+            None,
+            None,
+        )
 
 
 def linear_divergence(

@@ -108,18 +108,19 @@ class Rates:
 
 
 def make_optimizers(model: Any, rates: Rates, group: Group = SOLO) -> list[torch.optim.Optimizer]:
-    """Returns [Muon, AdamW] for a Llama-style `ForCausalLM`; `scale_rates` moves their rates."""
-    matrices: list[torch.Tensor] = []
-    norms: list[torch.Tensor] = []
-    for param in model.model.layers.parameters():
-        (matrices if param.ndim == 2 else norms).append(param)
-    norms.append(model.model.norm.weight)
-    groups = [
-        {"params": [model.model.embed_tokens.weight], "lr": rates.embed},
-        {"params": norms, "lr": rates.norm},
-    ]
-    if not model.config.tie_word_embeddings:
-        groups.append({"params": [model.lm_head.weight], "lr": rates.head})
+    """Returns [Muon, AdamW] of a model's parameters that are trained; `scale_rates` moves their rates.
+
+    AdamW takes the input and the output embedding, if the model has them, and every vector.
+    """
+    tables = _embedding(model, "get_input_embeddings"), _embedding(model, "get_output_embeddings")
+    trained = [param for param in model.parameters() if param.requires_grad]
+    params = [param for param in trained if all(param is not table for table in tables)]
+    matrices = [param for param in params if param.ndim == 2]
+    groups = [{"params": [param for param in params if param.ndim != 2], "lr": rates.norm}]
+    if tables[0] is not None:
+        groups.insert(0, {"params": [tables[0]], "lr": rates.embed})
+    if tables[1] is not None and tables[1] is not tables[0]:
+        groups.append({"params": [tables[1]], "lr": rates.head})
     optimizers = [
         Muon(matrices, lr=rates.muon, weight_decay=rates.weight_decay, group=group),
         torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=True),
@@ -128,6 +129,11 @@ def make_optimizers(model: Any, rates: Rates, group: Group = SOLO) -> list[torch
         for options in optimizer.param_groups:
             options["base_lr"] = options["lr"]
     return optimizers
+
+
+def _embedding(model: Any, getter: str) -> Tensor | None:
+    table = getattr(model, getter)().weight if hasattr(model, getter) else None
+    return table if table is not None and table.requires_grad else None
 
 
 def scale_rates(optimizers: list[torch.optim.Optimizer], scale: float) -> None:

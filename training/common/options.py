@@ -23,6 +23,9 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--micro-tokens", type=int, help="tokens a forward pass: less takes less memory")
     parser.add_argument("--seed", type=int)
     parser.add_argument("--device", default="cpu", help="cpu or cuda (bfloat16)")
+    parser.add_argument(
+        "--bfloat16", action="store_true", help="on a CPU too: fast where it has AVX512_BF16 or AMX"
+    )
     parser.add_argument("--compile", action="store_true", help="compile the layers (a minute a shape)")
 
 
@@ -53,7 +56,7 @@ def run_options(args: argparse.Namespace) -> dict[str, Any]:
 
 def _compute(args: argparse.Namespace) -> Compute:
     try:
-        return Compute(args.device, args.compile)
+        return Compute(args.device, args.compile, args.bfloat16)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from error
 

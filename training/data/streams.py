@@ -43,6 +43,12 @@ def load_functions(directory: Path) -> Tokens:
     return _load_stream(directory, "functions")
 
 
+def load_code(directory: Path) -> Tokens:
+    """Reads what a draft is asked for, the functions, and as much of the other training text."""
+    functions = load_functions(directory)
+    return np.concatenate([functions, load_train(directory)[: len(functions)]])
+
+
 def load_held_out(directory: Path) -> dict[str, Tokens]:
     """Reads the held-out files by name, each [num_tokens] uint16 with the separator in front."""
     with np.load(directory / "heldout.npz") as archive:

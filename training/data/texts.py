@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from outrider.training.data.streams import Tokens
+from outrider.training.draft.drafts import read_config
 
 _SUFFIXES = (".txt", ".md", ".py", ".jsonl")
 
@@ -26,6 +27,17 @@ def read_texts(paths: Sequence[Path]) -> Iterator[str]:
             yield from _read_lines(path)
         else:
             yield _read_text(path)
+
+
+def encode_for(target: Path, paths: Sequence[Path]) -> Tokens:
+    """Returns the documents of files and directories as one stream of a target's ids. Raises ValueError naming what
+    cannot be read."""
+    fields = read_config(target)
+    eos = fields.get("eos_token_id") or 0
+    separator = eos[0] if isinstance(eos, list) else eos
+    return encode_texts(
+        read_texts(paths), target / "tokenizer.json", int(separator), int(fields["vocab_size"])
+    )
 
 
 def encode_texts(texts: Iterator[str], tokenizer_json: Path, separator_id: int, vocab_size: int) -> Tokens:

@@ -21,7 +21,7 @@ from outrider.training.common.loss import DIVERGENCES, linear_divergence, row_di
 from outrider.training.common.model import DRAFT, ModelConfig, save_model
 from outrider.training.common.optim import Rates
 from outrider.training.common.schedule import Phase, Schedule
-from outrider.training.common.trainer import RunConfig, Trainer
+from outrider.training.common.trainer import Trainer
 from outrider.training.common.workers import SOLO, Group
 from outrider.training.data.streams import Batches, Tokens
 from outrider.training.draft.drafts import (
@@ -32,11 +32,11 @@ from outrider.training.draft.drafts import (
     num_common_ids,
 )
 from outrider.training.draft.quant import head_weight, quantize_in_place, quantized, quantized_weights
-from outrider.training.draft.sampling import continue_together
+from outrider.training.draft.written import TargetText, Writer, WritingConfig, as_stream
 
 
 @dataclass(frozen=True)
-class DistillConfig(RunConfig):
+class DistillConfig(WritingConfig):
     """Holds everything that decides the run, beside the target and the data."""
 
     model: ModelConfig = DRAFT
@@ -46,16 +46,9 @@ class DistillConfig(RunConfig):
     rates: Rates = field(default_factory=lambda: Rates(muon=0.02, embed=0.004))
     divergence: str = "fkl"
     """A key of `outrider.training.common.loss.DIVERGENCES`."""
-    target_share: float = 0.35
-    """Share of the batches that are text the target wrote, all of it before the first step."""
     draft_share: float = 0.0
     """Share of the batches that are text the draft wrote, anew every `refresh_steps`."""
-    target_text_tokens: int = 131_072
     refresh_steps: int = 64
-    sample_rows: int = 64
-    sample_prompt: int = 32
-    sample_tokens: int = 256
-    sample_temperature: float = 0.9
     easy_share: float = 1.0
     """Share of each batch's positions that is learnt: those where the draft is worst compared with a
     reference draft, which has shown that they can be learnt.
@@ -127,27 +120,17 @@ class Distiller(Trainer):
         if reference_dir is not None:
             self.reference = self.compute.place(load_draft(reference_dir, target_dir).requires_grad_(False))
         self.corpus = Batches(stream, seed=config.seed, epoch=1)
-        self.target_rows: list[Tensor] = []  # [rows, prompt + tokens] each, int32 on the CPU
-        self.target_text: Batches | None = None
+        self.writer = Writer(config, self.corpus, self.num_ids, self.compute, group)
+        self.target_text = TargetText(config, self.writer, self.target)
         self.draft_text: Batches | None = None
         self.draft_text_step = -1
 
     def _prepare(self) -> int:
-        if self.config.target_share and self.needs_target_text():
-            return self.sample_target_text()
+        if self.target_text.is_short:
+            return self.target_text.write(self.state.step)
         if self.config.draft_share and self._is_draft_text_old():
             return self._sample_draft_text()
         return 0
-
-    def needs_target_text(self) -> bool:
-        """Returns whether the target has written less than `target_text_tokens`."""
-        return sum(rows.numel() for rows in self.target_rows) < self.config.target_text_tokens
-
-    def sample_target_text(self) -> int:
-        """Lets the target write one batch more; returns its tokens."""
-        self.target_rows.append(self._sample(self.target))
-        self.target_text = None
-        return self.target_rows[-1].numel()
 
     def _is_draft_text_old(self) -> bool:
         return self.draft_text is None or self.state.step - self.draft_text_step >= self.config.refresh_steps
@@ -155,36 +138,16 @@ class Distiller(Trainer):
     def _sample_draft_text(self) -> int:
         is_quantized = self.done >= self.config.quantize_start
         with quantized(self.model) if is_quantized else nullcontext():
-            rows = self._sample(self.model)
-        self.draft_text = Batches(_as_stream(rows), seed=self.config.seed)
+            rows = self.writer.write(self.model, self.state.step, len(self.target_text.rows))
+        self.draft_text = Batches(as_stream(rows), seed=self.config.seed)
         self.draft_text_step = self.state.step
         return rows.numel()
-
-    def _sample(self, model: Any) -> Tensor:
-        """Lets a model go on from random places of the corpus: [sample_rows, prompt + tokens] int32."""
-        config, group = self.config, self.group
-        prompts = self.corpus.next(config.sample_prompt, config.sample_rows)[:, :-1]
-        seed = np.random.SeedSequence([config.seed, self.state.step, len(self.target_rows), group.rank])
-        generator = torch.Generator(self.compute.device)
-        generator.manual_seed(int(seed.generate_state(1)[0]))
-        return continue_together(
-            model,
-            prompts,
-            config.sample_tokens,
-            config.sample_temperature,
-            self.compute,
-            group,
-            generator,
-            self.num_ids,
-        )
 
     def _batch(self, phase: Phase) -> npt.NDArray[np.int64]:
         return self._source(self._draw()).next(phase.length, phase.rows)
 
-    def _source(self, draw: float) -> Batches:
+    def _source(self, draw: float) -> Batches | TargetText:
         if draw < self.config.target_share:
-            if self.target_text is None:
-                self.target_text = Batches(_as_stream(torch.cat(self.target_rows)), seed=self.config.seed)
             return self.target_text
         if draw < self.config.target_share + self.config.draft_share:
             assert self.draft_text is not None, "the draft's text is sampled before a step"
@@ -224,17 +187,13 @@ class Distiller(Trainer):
     def _extra_state(self) -> dict[str, Any]:
         return {
             "corpus": (self.corpus.epoch, self.corpus.cursor),
-            "target_rows": self.target_rows,
-            "target_text_at": None if self.target_text is None else _position(self.target_text),
+            **self.target_text.state(),
         }
 
     def _take_extra_state(self, saved: dict[str, Any]) -> None:
         """Restores it but for the draft's own text, which is sampled anew."""
         self.corpus.epoch, self.corpus.cursor = saved["corpus"]
-        self.target_rows = saved["target_rows"]
-        if saved["target_text_at"] is not None:
-            stream = _as_stream(torch.cat(self.target_rows))
-            self.target_text = Batches(stream, self.config.seed, *saved["target_text_at"])
+        self.target_text.take_state(saved)
 
     def _finish(self) -> dict[str, Any]:
         quantize_in_place(self.model)
@@ -242,14 +201,6 @@ class Distiller(Trainer):
             save_model(self.model, self.out, torch.float32)
             copy_tokenizer(self.target_dir, self.out)
         return {
-            "sampled_tokens": sum(rows.numel() for rows in self.target_rows),
+            "sampled_tokens": self.target_text.num_tokens,
             "loss": float(np.mean([entry["loss"] for entry in self.history[-50:]])),
         }
-
-
-def _as_stream(rows: Tensor) -> Tokens:
-    return rows.flatten().numpy().astype(np.uint32)
-
-
-def _position(batches: Batches) -> tuple[int, int]:
-    return batches.epoch, batches.cursor

@@ -11,6 +11,8 @@ from outrider.cloud_verifier.backends.base import ForwardItem, TargetBackend
 from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.types import SamplingParams, TokenIds
 
+_TOGETHER = 16  # texts in one forward: twice the time of one on a CPU
+
 
 @dataclass(frozen=True, slots=True)
 class WrittenText:
@@ -26,20 +28,32 @@ def written_texts(
 ) -> Iterator[WrittenText]:
     """Yields the target's texts after each prompt, each with a seed of its own, up to its end-of-text token."""
     samplings = [SamplingParams(temperature=temperature, seed=1 + i) for i in range(num_seeds * len(prompts))]
-    texts = zip(list(prompts) * num_seeds, samplings, strict=True)
-    for prompt, sampling in texts:
-        yield _write(backend, prompt, sampling, num_new)
+    every = list(zip(list(prompts) * num_seeds, samplings, strict=True))
+    for start in range(0, len(every), _TOGETHER):
+        yield from _write(backend, every[start : start + _TOGETHER], num_new)
 
 
-def _write(backend: TargetBackend, prompt: TokenIds, sampling: SamplingParams, num_new: int) -> WrittenText:
-    sequence = backend.new_sequence()
-    new: list[int] = []
-    fed = prompt
-    while len(new) < num_new and not (new and new[-1] in backend.eos_token_ids):
-        logits = np.asarray(backend.forward([ForwardItem(sequence, fed, 1)]))[:, : backend.num_tokens]
-        scores = process_logits(np, logits, sampling, prompt_ids=prompt, output_ids=new)
-        (token_id,) = choose(scores, sampling, [len(prompt) + len(new)]).tolist()
-        new.append(token_id)
-        fed = (token_id,)
-    backend.close(sequence)
-    return WrittenText(prompt, tuple(new), sampling)
+def _write(
+    backend: TargetBackend, asked: Sequence[tuple[TokenIds, SamplingParams]], num_new: int
+) -> Iterator[WrittenText]:
+    sequences = [backend.new_sequence() for _ in asked]
+    new: list[list[int]] = [[] for _ in asked]
+    fed = [prompt for prompt, _ in asked]
+    while live := [
+        index
+        for index, ids in enumerate(new)
+        if len(ids) < num_new and not (ids and ids[-1] in backend.eos_token_ids)
+    ]:
+        items = [ForwardItem(sequences[index], fed[index], 1) for index in live]
+        logits = np.asarray(backend.forward(items))[:, : backend.num_tokens]
+        for index, row in zip(live, logits, strict=True):
+            prompt, sampling = asked[index]
+            scores = process_logits(np, row[None], sampling, prompt_ids=prompt, output_ids=new[index])
+            (token_id,) = choose(scores, sampling, [len(prompt) + len(new[index])]).tolist()
+            new[index].append(token_id)
+            fed[index] = (token_id,)
+    for sequence in sequences:
+        backend.close(sequence)
+    return (
+        WrittenText(prompt, tuple(ids), sampling) for (prompt, sampling), ids in zip(asked, new, strict=True)
+    )

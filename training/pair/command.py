@@ -116,9 +116,7 @@ def _make_polished(config: PairConfig) -> bool:
 
 
 def _make_draft(config: PairConfig) -> bool:
-    import numpy as np
-
-    from outrider.training.data.streams import load_functions, load_train
+    from outrider.training.data.streams import load_code
     from outrider.training.distill import distil
     from outrider.training.draft.distiller import PRESETS
     from outrider.training.draft.drafts import draft_shape, read_config, saved_shape
@@ -140,9 +138,7 @@ def _make_draft(config: PairConfig) -> bool:
             draft_dir = restored
         shape, rates = saved_shape(draft_dir), preset.rates.times(0.5)
     draft = replace(preset, model=shape, rates=rates, seed=config.seed + 1, **fields)
-    functions = load_functions(config.run / "data")
-    # What it will be asked for, and as much of any other code: the target writes on from either.
-    stream = np.concatenate([functions, load_train(config.run / "data")[: len(functions)]])
+    stream = load_code(config.run / "data")  # the target writes on from either half
     out = config.run / "draft"
     task = partial(distil, draft, config.run / "polished", stream, out, draft_dir, None, True)
     return run_workers(config.num_workers, task) is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 # A request says these under its key `outrider`.
 OF_REQUESTS = (
     "mode",
+    "draft_source",
     "method",
     "on_timeout",
     "timeout_ms",

@@ -27,7 +27,7 @@ from outrider.common.errors import ModelError, UsageError
 from outrider.common.process.extras import needs_extra
 from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE
 from outrider.edge_client.drafting.export.writer import MICROSOFT, OnnxWriter, ValueInfo
-from outrider.edge_client.drafting.onnx.dropout import DEFAULT_RATE, DEFAULT_SAMPLES, MAX_SAMPLES
+from outrider.edge_client.drafting.rows.dropout import DEFAULT_RATE, DEFAULT_SAMPLES, MAX_SAMPLES
 from outrider.edge_client.drafting.spec import (
     CANDIDATE_IDS,
     CANDIDATE_LOGITS,

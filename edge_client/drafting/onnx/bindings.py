@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.edge_client.drafting.onnx.dropout import Candidates
+from outrider.edge_client.drafting.rows.rows import Rows
 from outrider.edge_client.drafting.spec import ATTENTION_BIAS, POSITION_IDS, ROW_OUTPUTS, ROWS
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """Holds the graph's outputs for the tokens after k others, each float32 `[k, num_tokens]`; of a chain k is
-    1."""
-
-    logits: NDArray[np.float32]
-    probs: NDArray[np.float32]  # softmax(logits)
-    tempered_logits: NDArray[np.float32]  # logits / temperature
-    tempered_probs: NDArray[np.float32]  # softmax(tempered_logits)
-    candidates: Candidates | None = None  # under dropout, where the variant of the graph runs
-
-    def one(self, index: int) -> Rows:
-        """Returns a single row."""
-        chosen = slice(index, index + 1)
-        return Rows(
-            self.logits[chosen], self.probs[chosen], self.tempered_logits[chosen], self.tempered_probs[chosen]
-        )
 
 
 class Bound:

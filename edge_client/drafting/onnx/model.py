@@ -10,9 +10,9 @@ from outrider.common.errors import ModelError, UsageError
 from outrider.common.process.extras import needs_extra
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.types import SamplingParams
-from outrider.edge_client.drafting.onnx.dropout import DropoutPlan
 from outrider.edge_client.drafting.onnx.runner import DropoutCost, measure_cost
 from outrider.edge_client.drafting.onnx.sequence import OnnxDraftSequence
+from outrider.edge_client.drafting.rows.dropout import DropoutPlan
 from outrider.edge_client.drafting.spec import (
     DROPOUT_FILE,
     DROPOUT_MASKS,

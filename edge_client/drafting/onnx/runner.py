@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import ModelError
-from outrider.edge_client.drafting.onnx.bindings import Bound, IdInput, RowOutputs, Rows, TreeInputs
-from outrider.edge_client.drafting.onnx.dropout import Candidates, DropoutPlan, fill_masks, top_variance
+from outrider.edge_client.drafting.onnx.bindings import Bound, IdInput, RowOutputs, TreeInputs
+from outrider.edge_client.drafting.rows.dropout import Candidates, DropoutPlan, fill_masks, top_variance
+from outrider.edge_client.drafting.rows.rows import Rows
 from outrider.edge_client.drafting.spec import CANDIDATE_IDS, CANDIDATE_LOGITS, DROPOUT_MASKS, DraftSpec
 
 FIRST_CAPACITY = 512  # positions; doubles until the draft's context, by copying

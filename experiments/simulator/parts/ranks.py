@@ -15,10 +15,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.common.types import TokenIds
+from outrider.common.types import DRAFT_SOURCE, TokenIds
 from outrider.edge_client.controller.tree_policy import choice_rates
 from outrider.edge_client.drafting.node_values import DRAFT_PRIOR
-from outrider.edge_client.drafting.trees import DRAFT_SOURCE, MAX_CONTINUATIONS, Continuations
+from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS, Continuations
 from outrider.experiments.shared.acceptance_traces import MAX_DEPTH, NO_RANK, TextTrace
 
 STRIDE = 7919  # to another place of a trace

@@ -77,7 +77,7 @@ class SimulatedVerifier:
         )
         self.engine = Engine(
             self.target,
-            make_model_info(self.target, config, drafter.fingerprint),
+            make_model_info(self.target, config, drafter),
             drafter=drafter,
             max_step_tokens=config.max_step_tokens,
             prefill_chunk_tokens=config.prefill_chunk,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import re
+import sys
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import linear as library_linear
 
 from benchmarks.engine_texts import write_texts
 from benchmarks.reliability.exact_rows import make_prompts
@@ -16,7 +21,21 @@ from benchmarks.reliability.planted import plant
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.row_plan import COUNTS, MatrixKind, Product, RowPlan, find_row_plan
+from outrider.cloud_verifier.backends.products.row_plan import (
+    ON_CPU,
+    ON_GPU,
+    MatrixKind,
+    Product,
+    RowPlan,
+    find_row_plan,
+)
+from outrider.cloud_verifier.backends.products.ways import (
+    Linear,
+    OwnKernel,
+    ProductWay,
+    UnsplitLibrary,
+    product_ways,
+)
 from outrider.cloud_verifier.backends.tiled import TiledPlanner, span_end
 from outrider.cloud_verifier.backends.transformers_backend import Feed, TransformersBackend, split_feeds
 from outrider.cloud_verifier.config import ServeConfig
@@ -29,19 +48,20 @@ from outrider.common.types import SamplingParams
 TEXT = [(37 * i + 11) % 300 for i in range(300)]
 NUM_NEW = 14
 CASES = [
-    ("llama", "float32", True),
-    ("llama", "bfloat16", True),
-    ("qwen2", "float32", True),
-    ("qwen2", "float32", False),
-    ("qwen2", "bfloat16", True),
-    ("gpt2", "bfloat16", True),
+    ("llama", "float32", "lean"),
+    ("llama", "bfloat16", "lean"),
+    ("qwen2", "float32", "lean"),
+    ("qwen2", "float32", "transformers"),
+    ("qwen2", "bfloat16", "lean"),
+    ("gpt2", "bfloat16", "transformers"),
+    ("qwen3", "bfloat16", "cuda"),
 ]
 
 
 @pytest.fixture(params=CASES, scope="module")
 def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
-    arch, dtype, is_lean = request.param
-    return load_target(target_of(arch), dtype=dtype, is_lean=is_lean, kv_tokens=2048, exact_rows="on")
+    arch, dtype, decoder = request.param
+    return load_target(target_of(arch), dtype=dtype, decoder=decoder, kv_tokens=2048, exact_rows="on")
 
 
 def score(backend: TransformersBackend, fed: list[int], num_rows: int, start: int = 0) -> Logits:
@@ -56,7 +76,7 @@ def score(backend: TransformersBackend, fed: list[int], num_rows: int, start: in
 
 def test_rows_are_the_same_in_every_forward(backend: TransformersBackend) -> None:
     """Longer than a plan's largest count, over several spans of positions."""
-    assert backend.is_reproducible and ", reproducible, " in describe_target(backend, "")
+    assert backend.is_reproducible and ", reproducible, " in describe_target(backend)
     assert make_model_info(backend, ServeConfig()).is_reproducible
     whole = score(backend, TEXT, len(TEXT))
     sequence, others = backend.new_sequence(), [backend.new_sequence() for _ in range(3)]
@@ -129,7 +149,7 @@ def other_at(count: int, *, only_last: bool = False) -> Callable[[torch.Tensor],
 def test_a_product_that_differs_at_one_count_is_left_out(dtype: torch.dtype, only_last: bool) -> None:
     kinds = [MatrixKind(64, 8, linear), MatrixKind(48, 8, other_at(12, only_last=only_last))]
     plan = find_row_plan(kinds, dtype, torch.device("cpu"))
-    assert plan is not None and plan.counts == tuple(count for count in COUNTS if count != 12)
+    assert plan is not None and plan.counts == tuple(count for count in ON_CPU.counts if count != 12)
 
 
 def test_where_every_count_differs_all_is_padded_to_one() -> None:
@@ -138,7 +158,148 @@ def test_where_every_count_differs_all_is_padded_to_one() -> None:
 
     plan = find_row_plan([MatrixKind(32, 8, make)], torch.float32, torch.device("cpu"))
     assert plan is not None and len(plan.counts) == 1
-    assert plan.cost == min(RowPlan((count,)).cost for count in COUNTS)
+    assert ON_CPU.cost(plan) == min(ON_CPU.cost(RowPlan((count,))) for count in ON_CPU.counts)
+
+
+def test_on_a_gpu_one_count_costs_little_and_is_taken_where_no_two_agree() -> None:
+    """Up to 200 rows a step costs what one row does: 128 rows cover decoding and verifying, and prefill in four."""
+    assert ON_GPU.cheapest({count: count for count in ON_GPU.counts}) == RowPlan((128,))
+    assert ON_GPU.cheapest(dict.fromkeys(ON_GPU.counts, b"equal")) == RowPlan(ON_GPU.counts)
+    assert ON_GPU.cheapest({8: b"a", 128: b"a", 256: b"b"}) == RowPlan((8, 128))
+    assert ON_GPU.cheapest({8: b"a", 64: None}) == RowPlan((8,))
+    assert ON_GPU.cheapest({8: None}) is None
+
+
+def halves(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The library's product, summed in another order."""
+    half = x.shape[-1] // 2
+    return library_linear(x[..., :half], weight[:, :half]) + library_linear(
+        x[..., half:], weight[:, half:], bias
+    )
+
+
+def by_place(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    out = library_linear(x, weight, bias)
+    out[..., 1::4, :] = halves(x, weight, bias)[..., 1::4, :]
+    return out
+
+
+def by_neighbours(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """As a quantised product that treats a column apart where any row's value is large."""
+    return (halves if x.abs().max() > 100 else library_linear)(x, weight, bias)
+
+
+def by_count(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    return (halves if x.shape[-2] in (8, 32, 128) else library_linear)(x, weight, bias)
+
+
+@pytest.mark.parametrize("multiply", [by_place, by_neighbours])
+def test_a_product_that_looks_at_places_or_neighbours_is_right_at_no_count(multiply: Linear) -> None:
+    kind = MatrixKind(64, 40, lambda weight: lambda x: multiply(x, weight, None))
+    assert find_row_plan([kind], torch.bfloat16, torch.device("cpu"), ON_GPU) is None
+
+
+def way_of(name: str, multiply: Linear) -> ProductWay:
+    class Way(ProductWay):
+        def enter(self, dtype: torch.dtype) -> Linear:
+            return multiply
+
+    way = Way()
+    way.name = name
+    return way
+
+
+@pytest.fixture
+def plain(target_of: Callable[[str], Path]) -> TransformersBackend:
+    """Without exact rows: what the ways are tried on, with a GPU's counts."""
+    return load_target(target_of("qwen2"), dtype="bfloat16", kv_tokens=2048, exact_rows="off")
+
+
+@pytest.mark.parametrize("multiply", [by_place, by_neighbours])
+def test_the_next_way_to_multiply_is_taken_where_one_fails(
+    plain: TransformersBackend, multiply: Linear
+) -> None:
+    ways = [way_of("planted", multiply), way_of("right", library_linear), way_of("not tried", by_place)]
+    use_exact_rows(plain, "on", ways=ways, choices=ON_GPU)
+    assert plain.is_reproducible and plain.product_way == "right"
+    plain.device = "cuda"
+    assert ", reproducible in products of 8 to 256 rows by right, cuda" in describe_target(plain)
+    plain.device = "cpu"
+    assert texts_unlike(plain) == 0
+
+
+def test_a_way_that_differs_by_count_is_used_at_the_cheapest_counts_that_agree(
+    plain: TransformersBackend,
+) -> None:
+    use_exact_rows(plain, "on", ways=[way_of("planted", by_count)], choices=ON_GPU)
+    assert plain.row_plan == RowPlan((16, 64, 256)) and texts_unlike(plain) == 0
+
+
+def test_a_norm_that_differs_by_count_is_found_by_whole_forwards(plain: TransformersBackend) -> None:
+    decoder: Any = plain.decoder
+    norm = decoder._norm
+    decoder._norm = lambda x: norm(x) * (1 + 2**-7 * (x.shape[0] == 128))
+    use_exact_rows(plain, "on", ways=[way_of("library", library_linear)], choices=ON_GPU)
+    assert plain.row_plan == RowPlan((8, 16, 32, 64, 256)) and texts_unlike(plain) == 0
+
+
+def test_where_every_way_fails_on_refuses_with_each_reason_and_auto_serves_without(
+    plain: TransformersBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refused(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        raise RuntimeError("no such product")
+
+    ways = [way_of("first", by_place), way_of("second", refused)]
+    reasons = r"first: at no number of rows .*; second: no such product"
+    planner = plain.planner
+    with pytest.raises(ModelError, match=f"--exact-rows on: {reasons}; auto and off serve without"):
+        use_exact_rows(plain, "on", ways=ways, choices=ON_GPU)
+    with caplog.at_level(logging.WARNING):
+        use_exact_rows(plain, "auto", ways=ways, choices=ON_GPU)
+    assert re.search(f"texts are not reproducible: {reasons}", caplog.text)
+    assert not plain.is_reproducible and plain.row_plan is None and plain.planner is planner
+    assert ", not reproducible, " in describe_target(plain)
+    assert not make_model_info(plain, ServeConfig()).is_reproducible
+
+
+def test_splits_are_switched_off_by_torch_and_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul, libraries = torch.backends.cuda.matmul, []
+    monkeypatch.setattr(
+        torch.backends.cuda,
+        "preferred_blas_library",
+        lambda name="cublas": libraries.append(name) or "cublas",
+    )
+
+    def settings() -> tuple[bool, bool]:
+        name = "allow_bf16_reduced_precision_reduction"
+        return getattr(matmul, name), getattr(matmul, f"{name}_split_k")
+
+    before, way = settings(), UnsplitLibrary()
+    way.enter(torch.bfloat16)
+    assert settings() == (False, False) and libraries[-1] == "cublaslt"
+    way.leave()
+    assert settings() == before and libraries[-1] == "cublas"
+    with pytest.raises(ModelError, match=r"no setting for it in torch.float32"):
+        way.enter(torch.float32)
+    monkeypatch.setattr(torch, "__version__", "2.9.1")
+    with pytest.raises(ModelError, match=r"torch 2.9.1 has no setting for it"):
+        way.enter(torch.bfloat16)
+
+
+def test_our_own_product_needs_triton_and_is_taken_back_where_it_fails(
+    plain: TransformersBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "outrider.kernels.product", None)
+    with pytest.raises(ModelError, match="Triton is not installed"):
+        OwnKernel().enter(torch.bfloat16)
+    stand_in = types.SimpleNamespace(linear=by_place)
+    monkeypatch.setitem(sys.modules, "outrider.kernels.product", stand_in)
+    with pytest.raises(ModelError, match="our kernel: at no number of rows"):
+        use_exact_rows(plain, "on", ways=[way_of("library", by_place), OwnKernel()], choices=ON_GPU)
+    decoder: Any = plain.decoder
+    assert {product.multiply for product in decoder._reader._products} == {library_linear}
+    kinds = [[type(way) for way in product_ways(device)] for device in ("cpu", "cuda:1")]
+    assert kinds == [[ProductWay], [ProductWay, UnsplitLibrary, OwnKernel]]
 
 
 def texts_unlike(backend: TransformersBackend) -> int:
@@ -195,7 +356,7 @@ def test_on_refuses_and_auto_says_so_where_rows_differ(
         use_exact_rows(backend, "on")
     with caplog.at_level(logging.WARNING):
         use_exact_rows(backend, "auto")
-    assert "not reproducible" in caplog.text and ", not reproducible, " in describe_target(backend, "")
+    assert "not reproducible" in caplog.text and ", not reproducible, " in describe_target(backend)
     assert not make_model_info(backend, ServeConfig()).is_reproducible
     assert backend.row_plan is None and backend.planner is planner and not backend.is_reproducible
     greedy = write_texts(backend, [TEXT[:20]], [SamplingParams(temperature=0.0)], 4)
@@ -204,7 +365,7 @@ def test_on_refuses_and_auto_says_so_where_rows_differ(
 
 def test_a_parameter_that_is_no_matrix_is_not_called_reproducible(target_of: Callable[[str], Path]) -> None:
     backend = load_target(
-        target_of("llama"), dtype="bfloat16", kv_tokens=2048, exact_rows="off", is_lean=False
+        target_of("llama"), dtype="bfloat16", kv_tokens=2048, exact_rows="off", decoder="transformers"
     )
     experts = torch.nn.Parameter(torch.zeros(2, 3, 4), requires_grad=False)
     backend.decoder._model.register_parameter("experts", experts)  # type: ignore[attr-defined]

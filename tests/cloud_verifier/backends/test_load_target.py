@@ -167,6 +167,7 @@ def test_wrong_device_and_dtype_are_named(llama: Path) -> None:
             {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2},
             (None, None, 64),
         ),
+        ("llama", {"window_size": 64}, (64, 64, 64)),  # another name of it
         ("gemma3_text", {"sliding_window": 32, "head_dim": 32, "layer_types": GEMMA_LAYERS}, (32, 32, None)),
     ],
 )
@@ -183,7 +184,15 @@ def test_a_model_that_attends_over_another_window_than_its_configuration_says_is
     directory = make_tiny_target(tmp_path / "model", "mistral", sliding_window=64)
     monkeypatch.setattr(loading, "layer_windows", lambda config, max_context: (None,) * 3)
     with pytest.raises(ModelError, match=r"windows of \[64, 64, 64\] tokens, its configuration says \[None"):
-        load_target(directory, is_lean=False)
+        load_target(directory, decoder="transformers")
+
+
+def test_a_window_in_the_configuration_that_the_model_does_not_follow_is_refused(tmp_path: Path) -> None:
+    directory = make_tiny_target(tmp_path / "model", "llama", window_size=64)
+    with pytest.raises(
+        ModelError, match=r"windows of \[None, None, None\] tokens, its configuration says \[64"
+    ):
+        load_target(directory, decoder="transformers")
 
 
 @pytest.mark.parametrize(

@@ -12,17 +12,20 @@ import torch
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import PagedSequence, TransformersBackend
+from outrider.cloud_verifier.backends.transformers_backend import Decoder, PagedSequence, TransformersBackend
 
 TEXT = [(37 * i + 11) % 300 for i in range(200)]
 # Queries and lengths that are padded into one call, that attend alone, and that fill their last block.
+DECODERS = {"lean": "lean", "cuda": "cuda"}
 LENGTHS = (1, 3, 8, 9, 17, 31, 33, 70, 16)
 
 
-@pytest.fixture(params=["lean", "generic", "gpt2"], scope="module")
+@pytest.fixture(params=["lean", "cuda", "generic", "gpt2"], scope="module")
 def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
     directory = target_of("gpt2" if request.param == "gpt2" else "qwen3")
-    return load_target(directory, kv_tokens=1024, block_size=8, is_lean=request.param == "lean")
+    return load_target(
+        directory, kv_tokens=1024, block_size=8, decoder=DECODERS.get(request.param, "transformers")
+    )
 
 
 def poison(backend: TransformersBackend, block_ids: Sequence[int]) -> None:
@@ -97,8 +100,9 @@ def test_nan_in_one_sequences_rows_stays_in_them(backend: TransformersBackend) -
 class NanAtId:
     """A decoder whose keys and values are NaN at one id."""
 
-    def __init__(self, decoder: object, token_id: int) -> None:
+    def __init__(self, decoder: Decoder, token_id: int) -> None:
         self._decoder, self._token_id = decoder, token_id
+        self.writes_padding = decoder.writes_padding
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: object

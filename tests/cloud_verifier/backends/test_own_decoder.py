@@ -1,4 +1,4 @@
-"""Llama, Mistral, Qwen2 and Qwen3 from config.json and safetensors: what transformers computes, without it."""
+"""Llama, Mistral, Qwen2, Qwen3 and Gemma 2 from config.json and safetensors: what transformers computes, without it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ import pytest
 from support.models import edit_config, make_tiny_target
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.lean import LeanDecoder
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.common.errors import ModelError
 
 TEXT = [(13 * i * i + 5 * i + 3) % 500 for i in range(24)]
@@ -35,6 +37,13 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen2-untied": {"tie_word_embeddings": False, "num_key_value_heads": 1},
     "qwen3": {},
     "qwen3-window": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 2},
+    "gemma2": {
+        "sliding_window": 9,
+        "head_dim": 48,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 3.0,
+    },
+    "gemma2-no-caps": {"attn_logit_softcapping": None, "final_logit_softcapping": None, "head_dim": 32},
     "qwen3-untied-biases": {"tie_word_embeddings": False, "attention_bias": True, "head_dim": 64},
 }
 
@@ -54,10 +63,11 @@ def model_of(directory: Path, case: str) -> Path:
     return model
 
 
-def logits_of(model: Path, is_lean: bool, **options: Any) -> Logits:
+def logits_of(model: Path, decoder: str, **options: Any) -> Logits:
     """Returns the logits of a prompt, of four rows after it, and of one."""
-    backend = load_target(model, is_lean=is_lean, kv_tokens=256, exact_rows="off", **options)
-    assert isinstance(backend.decoder, LeanDecoder) is is_lean
+    backend = load_target(model, decoder=decoder, kv_tokens=256, exact_rows="off", **options)
+    kind = {"lean": LeanDecoder, "cuda": CudaDecoder, "transformers": TransformersDecoder}[decoder]
+    assert type(backend.decoder) is kind
     sequence, rows = backend.new_sequence(), []
     for start, end in ((0, 19), (19, 23), (23, 24)):
         item = ForwardItem(sequence, TEXT[start:end], end - start)
@@ -68,28 +78,34 @@ def logits_of(model: Path, is_lean: bool, **options: Any) -> Logits:
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     model = model_of(tmp_path / "model", case)
-    expected = logits_of(model, is_lean=False)
-    np.testing.assert_allclose(logits_of(model, is_lean=True), expected, atol=1e-4 * abs(expected).max())
+    expected = logits_of(model, "transformers")
+    for decoder in ("lean", "cuda"):
+        found = logits_of(model, decoder)
+        np.testing.assert_allclose(found, expected, atol=1e-4 * abs(expected).max(), err_msg=decoder)
 
 
-def test_bfloat16_logits_are_as_near_to_exact_ones_as_those_of_transformers(tmp_path: Path) -> None:
-    model = model_of(tmp_path / "model", "qwen3")
-    exact = logits_of(model, is_lean=False)
-    own, theirs = (
-        np.square(logits_of(model, is_lean, dtype="bfloat16") - exact).mean() for is_lean in (True, False)
+@pytest.mark.parametrize("case", ["qwen3", "gemma2"])
+def test_bfloat16_logits_are_as_near_to_exact_ones_as_those_of_transformers(
+    case: str, tmp_path: Path
+) -> None:
+    model = model_of(tmp_path / "model", case)
+    exact = logits_of(model, "transformers")
+    lean, cuda, theirs = (
+        np.square(logits_of(model, decoder, dtype="bfloat16") - exact).mean()
+        for decoder in ("lean", "cuda", "transformers")
     )
-    assert own < 1.5 * theirs
+    assert max(lean, cuda) < 1.5 * theirs
 
 
 def test_configurations_of_earlier_transformers_are_read_too(tmp_path: Path) -> None:
     model = model_of(tmp_path / "model", "llama-llama3-rope")
-    expected = logits_of(model, is_lean=True)
+    expected = logits_of(model, "lean")
     raw = json.loads((model / "config.json").read_text())
     rope = raw.pop("rope_parameters")
     raw["rope_theta"] = rope.pop("rope_theta")
     raw["rope_scaling"] = rope
     (model / "config.json").write_text(json.dumps(raw))
-    assert (logits_of(model, is_lean=True) == expected).all()
+    assert (logits_of(model, "lean") == expected).all()
 
 
 def shard(model: Path) -> None:
@@ -109,9 +125,9 @@ def shard(model: Path) -> None:
 
 def test_sharded_weights_are_read_and_a_missing_shard_is_named(tmp_path: Path) -> None:
     model = model_of(tmp_path / "model", "llama")
-    expected = logits_of(model, is_lean=True)
+    expected = logits_of(model, "lean")
     shard(model)
-    assert (logits_of(model, is_lean=True) == expected).all()
+    assert (logits_of(model, "lean") == expected).all()
     (model / "model-00002-of-00002.safetensors").unlink()
     with pytest.raises(ModelError, match=r"00002-of-00002.safetensors cannot be loaded"):
         load_target(model)

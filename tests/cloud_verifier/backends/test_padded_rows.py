@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.row_plan import padded_rows
+from outrider.cloud_verifier.backends.products.row_plan import padded_rows
 
 TEXT = [(37 * i + 11) % 300 for i in range(90)]
 

@@ -186,7 +186,7 @@ def test_alike_sequences_are_one_group_and_long_ones_attend_alone() -> None:
 class KernelPlanner(SdpaPlanner):
     """Stands in for the planner of the kernel."""
 
-    def __init__(self, block_size: int, num_groups: int, device: torch.device) -> None:
+    def __init__(self, block_size: int, num_groups: int, device: torch.device, **options: object) -> None:
         super().__init__(block_size, 1024, num_groups, torch.float32, device)
 
 
@@ -233,7 +233,7 @@ def test_a_model_runs_through_the_kernel_only_if_its_numbers_stay_the_same(
     with caplog.at_level(logging.WARNING):
         use_paged_kernel(backend, probe(backend))
     backend.device = "cuda"
-    words = describe_target(backend, "")
+    words = describe_target(backend)
     if reason:
         assert backend.planner is before and not backend.has_paged_kernel
         assert "the paged attention kernel is not used" in caplog.text and reason in caplog.text

@@ -16,13 +16,13 @@ from outrider.cloud_verifier.backends.transformers_backend import TransformersBa
 TEXT = [(37 * i + 11) % 300 for i in range(90)]
 
 
-@pytest.fixture(params=["lean", "generic", "gpt2", pytest.param("gpu", marks=ON_GPU)], scope="module")
+@pytest.fixture(params=["lean", "cuda", "generic", "gpt2", pytest.param("gpu", marks=ON_GPU)], scope="module")
 def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
     directory = target_of("gpt2" if request.param == "gpt2" else "qwen3")
+    decoder = {"generic": "transformers", "gpt2": "auto", "gpu": "cuda"}.get(request.param, request.param)
     device = GPU_DEVICE if request.param == "gpu" else "cpu"
-    is_lean = request.param == "lean"
     backend = load_target(
-        directory, device=device, dtype="float32", kv_tokens=1024, block_size=4, is_lean=is_lean
+        directory, device=device, dtype="float32", kv_tokens=1024, block_size=4, decoder=decoder
     )
     backend.has_device_logits = False
     return backend

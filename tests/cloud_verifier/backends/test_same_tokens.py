@@ -19,16 +19,17 @@ from outrider.cloud_verifier.backends.transformers_backend import TransformersBa
 PROMPTS = [list(range(5, 12)), list(range(40, 73)), [9, 8, 7] * 20]
 NUM_NEW_TOKENS = 24
 GPU_ARCHITECTURES = ARCHITECTURES if GPU_DEVICE == "cuda" else ARCHITECTURES[:1]
+OWN = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
 CASES = [
-    *((arch, True, "cpu") for arch in ARCHITECTURES),
-    *((arch, False, "cpu") for arch in ("llama", "qwen2", "qwen3", "mistral")),
-    *((arch, True, "cpu") for arch in WINDOWED),
-    *(pytest.param(arch, False, GPU_DEVICE, marks=ON_GPU, id=f"{arch}-gpu") for arch in GPU_ARCHITECTURES),
+    *((arch, "auto", "cpu") for arch in (*ARCHITECTURES, *WINDOWED)),
+    *((arch, "transformers", "cpu") for arch in OWN),
+    *((arch, "cuda", "cpu") for arch in OWN),
+    *(pytest.param(arch, "cuda", GPU_DEVICE, marks=ON_GPU, id=f"{arch}-gpu") for arch in GPU_ARCHITECTURES),
 ]
 
 
-def load(directory: Path, is_lean: bool, device: str) -> TransformersBackend:
-    backend = load_target(directory, is_lean=is_lean, device=device, dtype="float32")
+def load(directory: Path, decoder: str, device: str) -> TransformersBackend:
+    backend = load_target(directory, decoder=decoder, device=device, dtype="float32")
     backend.has_device_logits = False
     return backend
 
@@ -51,13 +52,13 @@ def generate(directory: Path) -> list[list[int]]:
     return texts
 
 
-@pytest.mark.parametrize(("arch", "is_lean", "device"), CASES)
+@pytest.mark.parametrize(("arch", "decoder", "device"), CASES)
 def test_a_session_alone_and_three_in_one_batch_write_what_generate_writes(
-    target_of: Callable[[str], Path], arch: str, is_lean: bool, device: str
+    target_of: Callable[[str], Path], arch: str, decoder: str, device: str
 ) -> None:
     directory = target_of(arch)
     references = generate(directory)
-    backend = load(directory, is_lean, device)
+    backend = load(directory, decoder, device)
     counter = TieCounter()
     for prompt, reference in zip(PROMPTS, references, strict=True):
         sequence = backend.new_sequence()
@@ -81,14 +82,14 @@ def test_a_session_alone_and_three_in_one_batch_write_what_generate_writes(
     counter.check()
 
 
-@pytest.mark.parametrize(("arch", "is_lean", "device"), CASES)
+@pytest.mark.parametrize(("arch", "decoder", "device"), CASES)
 def test_several_rows_of_one_forward_score_the_same_tokens(
-    target_of: Callable[[str], Path], arch: str, is_lean: bool, device: str
+    target_of: Callable[[str], Path], arch: str, decoder: str, device: str
 ) -> None:
     """A verification: the text so far is in the cache, a draft of 8 comes in one forward."""
     directory = target_of(arch)
     references = generate(directory)
-    backend = load(directory, is_lean, device)
+    backend = load(directory, decoder, device)
     sequences = [backend.new_sequence() for _ in PROMPTS]
     backend.forward([ForwardItem(s, p[:-1], 0) for s, p in zip(sequences, PROMPTS, strict=True)])
     counter = TieCounter()

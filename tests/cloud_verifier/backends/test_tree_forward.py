@@ -22,21 +22,25 @@ from outrider.common.tree import Tree
 
 TEXT = [(37 * i + 11) % 300 for i in range(600)]
 CASES = [
-    ("llama", "float32", True, "off"),
-    ("llama", "float32", True, "on"),
-    ("qwen2", "float32", False, "off"),
-    ("qwen2", "bfloat16", True, "on"),
-    ("gpt2", "float32", False, "on"),
-    ("mistral", "float32", True, "off"),
-    ("mistral", "bfloat16", True, "on"),
-    ("gemma2", "float32", False, "on"),
+    ("llama", "float32", "lean", "off"),
+    ("llama", "float32", "lean", "on"),
+    ("qwen2", "float32", "transformers", "off"),
+    ("qwen2", "bfloat16", "lean", "on"),
+    ("gpt2", "float32", "transformers", "on"),
+    ("mistral", "float32", "lean", "off"),
+    ("mistral", "bfloat16", "lean", "on"),
+    ("gemma2", "float32", "transformers", "on"),
+    ("gemma2", "float32", "lean", "on"),
+    ("qwen3", "float32", "cuda", "off"),
+    ("mistral", "bfloat16", "cuda", "on"),
+    ("gemma2", "float32", "cuda", "on"),
 ]
 
 
 @pytest.fixture(params=CASES, scope="module", ids=lambda case: "-".join(map(str, case)))
 def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
-    arch, dtype, is_lean, exact_rows = request.param
-    return load_target(target_of(arch), dtype=dtype, is_lean=is_lean, kv_tokens=4096, exact_rows=exact_rows)
+    arch, dtype, decoder, exact_rows = request.param
+    return load_target(target_of(arch), dtype=dtype, decoder=decoder, kv_tokens=4096, exact_rows=exact_rows)
 
 
 def score(backend: TransformersBackend, start: int, fed: list[int]) -> Logits:

@@ -384,7 +384,7 @@ def test_an_embedded_draft_that_cannot_be_loaded_is_done_without_and_a_named_one
 ) -> None:
     monkeypatch.setattr("outrider.cloud_verifier.config.EMBEDDED_DRAFT", tmp_path)
     assert create_drafter(ServeConfig(), FakeBackend()) is None
-    assert "no co-located speculation" in caplog.text
+    assert "no co-located draft" in caplog.text
     with pytest.raises(ModelError, match=r"draft\.json"):
         create_drafter(ServeConfig(draft=str(tmp_path)), FakeBackend())
 

@@ -101,10 +101,10 @@ class Harness:
         self.backend = backend or FakeBackend()
         self.clock = Clock()
         model = make_model(self.backend, **limits)
-        fingerprint = drafter.fingerprint if drafter else ""
+        fingerprint, sources = (drafter.fingerprint, drafter.sources) if drafter else ("", ())
         self.engine = Engine(
             self.backend,
-            dataclasses.replace(model, methods=methods, draft_fingerprint=fingerprint),
+            dataclasses.replace(model, methods=methods, draft_fingerprint=fingerprint, draft_sources=sources),
             drafter=drafter,
             max_step_tokens=max_step_tokens,
             queue_limits=queue_limits,

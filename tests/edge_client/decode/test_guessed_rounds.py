@@ -28,7 +28,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.decode.branch_tree import BranchAcceptance, BranchTree
 from outrider.edge_client.drafting.onnx.runner import Rows
-from outrider.edge_client.drafting.onnx.sampler import DraftSampler
+from outrider.edge_client.drafting.rows.sampler import DraftSampler
 
 STOP = StopParams(max_new_tokens=50, ignore_eos=True)
 CLOSE, FAR = RunnerUp(1, 0.05), RunnerUp(2, 6.0)

@@ -26,7 +26,7 @@ from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import ShouldStop
 from outrider.edge_client.drafting.onnx.runner import Rows
-from outrider.edge_client.drafting.onnx.sampler import DraftSampler
+from outrider.edge_client.drafting.rows.sampler import DraftSampler
 from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier

@@ -22,9 +22,9 @@ from outrider.edge_client.config.run_config import default_draft_dir
 from outrider.edge_client.drafting.export import dropout_graph
 from outrider.edge_client.drafting.export.dropout_graph import add_dropout
 from outrider.edge_client.drafting.export.exporter import export_draft
-from outrider.edge_client.drafting.onnx.dropout import Candidates, fill_masks, top_variance
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.registry import create_draft_model
+from outrider.edge_client.drafting.rows.dropout import Candidates, fill_masks, top_variance
 
 SAMPLED = SamplingParams(temperature=0.8, seed=11)
 PROMPT = [5, 9, 200, 17, 33, 8, 120]

@@ -21,8 +21,8 @@ from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.onnx.sequence import OnnxDraftSequence
-from outrider.edge_client.drafting.onnx.tree import TreeKv
 from outrider.edge_client.drafting.pool import SequencePool
+from outrider.edge_client.drafting.rows.tree import TreeKv
 from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
 from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
 from outrider.edge_client.gate.thresholds import GateThresholds

@@ -87,6 +87,7 @@ def make_model(**changes: Any) -> ModelInfo:
         "methods": tuple(Method),
         "server_version": "0",
         "draft_fingerprint": "draft-2",
+        "draft_sources": ("draft",),
     }
     return ModelInfo(**(fields | changes))
 

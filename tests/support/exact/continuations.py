@@ -37,7 +37,7 @@ from outrider.common.types import (
 from outrider.edge_client.drafting.draw_chances import DrawChances
 from outrider.edge_client.drafting.drawn_tree import DrawnTreeBuilder, make_draw
 from outrider.edge_client.drafting.onnx.runner import Rows
-from outrider.edge_client.drafting.onnx.sampler import DraftSampler
+from outrider.edge_client.drafting.rows.sampler import DraftSampler
 from outrider.edge_client.drafting.trees import TreeBudget
 
 PROMPT: TokenIds = (0,)

@@ -32,7 +32,7 @@ from outrider.common.types import (
     VerifyRequest,
 )
 from outrider.edge_client.drafting.onnx.runner import Rows
-from outrider.edge_client.drafting.onnx.sampler import DraftSampler
+from outrider.edge_client.drafting.rows.sampler import DraftSampler
 
 DraftLogits = Callable[[Sequence[int]], NDArray[np.float32]]  # text → [num_tokens]
 

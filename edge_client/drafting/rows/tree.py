@@ -1,56 +1,20 @@
-"""Drafts the nodes of a tree with the INT4 draft, several in one run over the sequence's KV buffers.
+"""Keeps where the KV of a tree's nodes is, for a draft that feeds several of them in one run.
 
     slots  [ committed tokens … | nodes, in the order in which they were fed ]
 
-A node is fed at the position after its path and sees the committed tokens and its own path; `attention_bias`
-hides the other nodes. Graphs that take no trees are fed one path a run, from where it leaves the last one.
+A node is fed at the position after its path and sees the committed tokens and its own path; the attention bias hides
+the other nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.types import TokenIds
-from outrider.edge_client.drafting.onnx.bindings import Rows
 from outrider.edge_client.drafting.spec import HIDDEN
-
-Told = TypeVar("Told")
-
-
-class FeedsPaths(Protocol):
-    """Feeds a sequence's model with the nodes of one tree."""
-
-    def feed_root(self) -> Rows:
-        """Feeds what is missing of the committed tokens, at least the last; returns the row after them."""
-
-    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
-        """Feeds the last token of each path, as far as the context has room. Yields the row after each, which the
-        next may overwrite, and the runs that it took."""
-
-
-class OnnxExpander(Generic[Told]):
-    """Tells by the INT4 draft what may follow: `tell` makes it of the row after a path, all sampling parameters in it;
-    `nothing` follows where the draft's context has no room."""
-
-    def __init__(self, sequence: FeedsPaths, tell: Callable[[Rows, TokenIds], Told], nothing: Told) -> None:
-        self._sequence, self._tell, self._nothing = sequence, tell, nothing
-        self.num_runs = 0
-
-    def expand(self, paths: Sequence[TokenIds]) -> list[Told]:
-        """See `Expander.expand`."""
-        sequence = self._sequence
-        if paths == [()]:
-            self.num_runs += 1
-            return [self._tell(sequence.feed_root(), ())]
-        told: list[Told] = []
-        for path, (rows, num_runs) in zip(paths, sequence.feed_paths(paths), strict=False):
-            told.append(self._tell(rows, path))
-            self.num_runs += num_runs
-        return told + [self._nothing] * (len(paths) - len(told))
 
 
 class TreeKv:

@@ -18,12 +18,12 @@ from outrider.common.noise.draws import coupled_one, coupled_top, coupled_two, t
 from outrider.common.noise.philox import Purpose, first_word
 from outrider.common.sampling.processors import is_plain, process_logits
 from outrider.common.sampling.support import certain, make_support, sample_support, support_prob
-from outrider.common.types import RunnerUp, SamplingParams, Signals, Support
+from outrider.common.types import DRAFT_SOURCE, RunnerUp, SamplingParams, Signals, Support
 from outrider.edge_client.drafting.drawn_tree import Draw, make_draw
 from outrider.edge_client.drafting.noise_ahead import NoiseAhead
-from outrider.edge_client.drafting.onnx.bindings import Rows
-from outrider.edge_client.drafting.onnx.dropout import top_variance
-from outrider.edge_client.drafting.trees import DRAFT_SOURCE, MAX_CONTINUATIONS, Continuations
+from outrider.edge_client.drafting.rows.dropout import top_variance
+from outrider.edge_client.drafting.rows.rows import Rows
+from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS, Continuations
 from outrider.kernels.signals import draft_signals
 
 _NOT_FINITE = "the draft's logits are not finite; its weights or its export are damaged"

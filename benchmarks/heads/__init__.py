@@ -1,0 +1,1 @@
+"""What drafts from the target's own states, or from none, bring to co-located generation."""

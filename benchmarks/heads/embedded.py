@@ -1,0 +1,31 @@
+"""The embedded target with everything that may draft for it, and held-out prompts."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from benchmarks.heads.service import Service
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.engine.colocated import DraftSource
+from outrider.cloud_verifier.heads.loading import load_heads
+from outrider.cloud_verifier.heads.lookahead import Lookahead
+from outrider.common.types import TokenIds
+from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.experiments.shared.prompts import load_prompts
+from outrider.models import EMBEDDED, shipped_heads
+
+
+@cache
+def make_service() -> Service:
+    """Returns the service, of one process."""
+    backend = load_target(EMBEDDED / "target", num_threads=1)
+    sources: list[DraftSource] = [*load_heads(shipped_heads(), backend), Lookahead(backend)]
+    return Service(backend, sources, OnnxDraftModel.open(EMBEDDED / "draft"))
+
+
+def load_prompt_ids(limit: int) -> list[TokenIds]:
+    """Returns the first prompts, encoded."""
+    tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
+    prompts = load_prompts(EMBEDDED / "prompts.jsonl")[:limit]
+    return [tuple(tokenizer.encode(prompt.text)) for prompt in prompts]

@@ -1,0 +1,1 @@
+"""Draft sources at the verifier: heads trained on the target's own states."""

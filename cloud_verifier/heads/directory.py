@@ -1,0 +1,108 @@
+"""Reads config.json and the tensors of a directory of trained heads, each tensor once, by name and shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outrider.common.errors import ModelError
+from outrider.common.models.fingerprint import directory_fingerprint
+
+_WEIGHTS = ("model.safetensors", "medusa_lm_head.safetensors")
+_PICKLED = ("medusa_lm_head.pt", "pytorch_model.bin")
+MAX_COUNT = 64  # of heads and of their blocks
+
+
+class HeadDirectory:
+    """Holds what one directory has. What is wrong with it is a `ModelError` that names `--heads` and the directory."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `ModelError` for a file that is missing, cannot be read or is pickled."""
+        self.path = path
+        self.config = self._read_config()
+        self._weights = self._find_weights()
+        self._left = self._read_tensors()
+        self.fingerprint = directory_fingerprint([path / "config.json", self._weights])
+
+    def error(self, text: str) -> ModelError:
+        """Returns the error that says what is wrong with the directory."""
+        return ModelError(f"--heads {self.path}: {text}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._left
+
+    def has_any(self, *prefixes: str) -> bool:
+        """Returns whether a tensor is left whose name begins so."""
+        return any(name.startswith(prefixes) for name in self._left)
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Returns a tensor in float32. Raises `ModelError` where it is missing, has another shape or holds integers."""
+        tensor = self._take(name, shape)
+        if not tensor.is_floating_point():
+            raise self.error(f"{name} is {tensor.dtype}; want floating point")
+        return tensor.float()
+
+    def read_ids(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Returns a tensor of integers or booleans as int64. Raises as `read` does."""
+        tensor = self._take(name, shape)
+        if tensor.is_floating_point():
+            raise self.error(f"{name} is {tensor.dtype}; want integers")
+        return tensor.to(torch.int64)
+
+    def fill(self, module: nn.Module, name_of: Callable[[str], str]) -> None:
+        """Reads all parameters of a module; `name_of` maps their names to those of the tensors."""
+        for name, parameter in module.named_parameters():
+            parameter.data = self.read(name_of(name), tuple(parameter.shape))
+
+    def check_all_read(self) -> None:
+        """Raises `ModelError` for tensors that nothing asked for."""
+        if self._left:
+            raise self.error(f"the tensor {min(self._left)} is not of this kind of head")
+
+    def count(self, name: str, most: int = MAX_COUNT) -> int:
+        """Returns a field of config.json. Raises `ModelError` where it is no number from 1 to `most`."""
+        value = self.config.get(name)
+        if type(value) is not int or not 1 <= value <= most:
+            raise self.error(f"config.json: {name} is {value!r}; want a number from 1 to {most}")
+        return value
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self._left.pop(name, None)
+        if tensor is None:
+            raise self.error(f"the tensor {name} is missing")
+        if tuple(tensor.shape) != shape:
+            found = list(tensor.shape)
+            raise self.error(f"{name} is {found}; the target and config.json want {list(shape)}")
+        return tensor
+
+    def _read_config(self) -> dict[str, Any]:
+        try:
+            config = json.loads((self.path / "config.json").read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise self.error(f"config.json cannot be read: {error}") from error
+        if not isinstance(config, dict) or not isinstance(config.get("outrider", {}), dict):
+            raise self.error("config.json is not an object")
+        return config
+
+    def _find_weights(self) -> Path:
+        for name in _WEIGHTS:
+            if (self.path / name).is_file():
+                return self.path / name
+        for name in _PICKLED:
+            if (self.path / name).is_file():
+                raise self.error(f"{name} is pickled, which is never loaded: save it as safetensors")
+        raise self.error(f"{_WEIGHTS[0]} is missing")
+
+    def _read_tensors(self) -> dict[str, Tensor]:
+        from safetensors.torch import load_file
+
+        try:
+            tensors: dict[str, Tensor] = load_file(self._weights)
+        except Exception as error:  # safetensors raises its own kind
+            raise self.error(f"{self._weights.name} cannot be read: {error}") from error
+        return tensors

@@ -1,0 +1,1 @@
+"""Drafting by a model's rows of scores: what is the same whatever computes them."""

@@ -1,0 +1,44 @@
+"""Holds the rows of scores that a model gives after tokens, and the softmax that draws and signals need of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.edge_client.drafting.rows.dropout import Candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Holds the scores for the tokens after k others, each float32 `[k, num_tokens]`; of a chain k is 1."""
+
+    logits: NDArray[np.float32]
+    probs: NDArray[np.float32]  # softmax(logits)
+    tempered_logits: NDArray[np.float32]  # logits / temperature
+    tempered_probs: NDArray[np.float32]  # softmax(tempered_logits)
+    candidates: Candidates | None = None  # under dropout, where the variant of the graph runs
+
+    def one(self, index: int) -> Rows:
+        """Returns a single row."""
+        chosen = slice(index, index + 1)
+        return Rows(
+            self.logits[chosen], self.probs[chosen], self.tempered_logits[chosen], self.tempered_probs[chosen]
+        )
+
+
+def rows_of(logits: NDArray[np.float32], temperature: float) -> Rows:
+    """Returns the rows of logits `[k, num_tokens]` where the model gives nothing else; at temperature 0 nothing is
+    tempered."""
+    probs = _softmax(logits)
+    if temperature in (0.0, 1.0):
+        return Rows(logits, probs, logits, probs)
+    tempered = logits / np.float32(temperature)
+    return Rows(logits, probs, tempered, _softmax(tempered))
+
+
+def _softmax(scores: NDArray[np.float32]) -> NDArray[np.float32]:
+    weights: NDArray[np.float32] = np.exp(scores - scores.max(axis=1, keepdims=True))
+    weights /= weights.sum(axis=1, keepdims=True)
+    return weights

@@ -1,0 +1,157 @@
+"""Drafts one sequence by the rows of a model: chains, trees and supports, whatever computes the rows."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Generic, TypeVar
+
+from outrider.common.errors import InvalidFieldError
+from outrider.common.types import DRAFT_SOURCE, Draft, RunnerUp, Signals, Support, TokenIds
+from outrider.edge_client.drafting.base import NodeRule, ShouldStop, Stop
+from outrider.edge_client.drafting.drawn_tree import DrawnTreeBuilder
+from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.rows.rows import Rows
+from outrider.edge_client.drafting.rows.sampler import DraftSampler, Sampled, signals_of
+from outrider.edge_client.drafting.tree_builder import TreeBuilder
+from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
+
+Told = TypeVar("Told")
+
+
+class RowsSequence(ABC):
+    """Holds the committed ids and the sampler; a subclass computes the rows."""
+
+    def __init__(
+        self, sampler: DraftSampler, num_tokens: int, max_context: int, num_prompt_tokens: int | None
+    ) -> None:
+        """`num_prompt_tokens` None: all ids of the first `commit` are the prompt."""
+        self._sampler = sampler
+        self._num_tokens, self._max_context = num_tokens, max_context
+        self._num_prompt_tokens = num_prompt_tokens
+        self._text: list[int] = []
+
+    @abstractmethod
+    def _begin(self) -> Rows:
+        """Returns the row after the committed tokens, for a chain."""
+
+    @abstractmethod
+    def _go_on(self, drafted: Sequence[int]) -> Rows:
+        """Returns the row after the committed tokens and those of a chain, whose last was not fed before."""
+
+    @abstractmethod
+    def feed_root(self) -> Rows:
+        """Returns the row after the committed tokens, for a tree."""
+
+    @abstractmethod
+    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
+        """Feeds the last token of each path, as far as the context has room. Yields the row after each, which the
+        next may overwrite, and the runs of the model that it took."""
+
+    @property
+    def position(self) -> int:
+        """Returns the number of committed tokens."""
+        return len(self._text)
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Appends committed ids. Raises `InvalidFieldError` for one that does not exist."""
+        for token_id in token_ids:
+            if not 0 <= token_id < self._num_tokens:
+                raise InvalidFieldError(
+                    "token_ids", f"{token_id} is not below the draft's {self._num_tokens} tokens"
+                )
+        self._text.extend(token_ids)
+        if self._num_prompt_tokens is None:
+            self._num_prompt_tokens = len(self._text)
+
+    def truncate(self, position: int) -> None:
+        """Rolls back to the first `position` tokens."""
+        assert 0 <= position <= len(self._text), f"cannot truncate {len(self._text)} tokens to {position}"
+        del self._text[position:]
+
+    def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
+        """Samples up to `num_draft_tokens` tokens; see `DraftSequence.propose`."""
+        assert self._text, "a draft needs at least one committed token"
+        num_draft_tokens = min(num_draft_tokens, self._max_context - len(self._text))
+        if num_draft_tokens <= 0:
+            return Draft((), ())
+        token_ids: list[int] = []
+        probs: list[float] = []
+        signals: list[Signals] = []
+        supports: list[Support] = []
+        runner_ups: list[RunnerUp] = []
+        rows = self._begin()
+        while True:
+            token_id, prob, signal, support = self._sample(rows, token_ids)
+            stop = Stop.NO if should_stop is None else should_stop(token_id, signal, len(token_ids) + 1)
+            if stop is Stop.BEFORE:
+                break
+            token_ids.append(token_id)
+            probs.append(prob)
+            signals.append(signal)
+            if support is not None:
+                supports.append(support)
+            if self._sampler.runner_up is not None:
+                runner_ups.append(self._sampler.runner_up)
+            if stop is Stop.AFTER or len(token_ids) == num_draft_tokens:
+                break
+            rows = self._go_on(token_ids)
+        doubted = signal if stop is Stop.BEFORE else None
+        ids, told = tuple(token_ids), tuple(runner_ups)
+        return Draft(ids, tuple(probs), tuple(signals), tuple(supports), doubted, told)
+
+    def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
+        """See `ProposesTrees.propose_tree`. The likeliest path is what `propose` would sample."""
+        room = self._max_context - len(self._text)
+        if room <= 0:
+            return TreeDraft((), ())
+        budget = replace(budget, max_depth=min(budget.max_depth, room))
+        if self._sampler.has_supports:
+            assert rule is None, "drawn trees have no signals"
+            source = RowsExpander[Support | None](self, self._support, None)
+            draw = self._sampler.make_draw(len(self._text))
+            return DrawnTreeBuilder(source, draw, values.draws, budget).build()
+        tell = partial(self.tell, has_signals=rule is not None)
+        expander = RowsExpander(self, tell, Continuations((), (), DRAFT_SOURCE))
+        return TreeBuilder([expander], values, budget, rule).build()
+
+    def tell(self, rows: Rows, path: TokenIds, has_signals: bool = False) -> Continuations:
+        """Returns what may follow a path, by the row after it, and on request the signals of each."""
+        told = self._sampler.continuations(rows, len(self._text), len(path), *self._history(path))
+        return replace(told, signals=signals_of(rows, told.token_ids)) if has_signals else told
+
+    def _support(self, rows: Rows, path: TokenIds) -> Support:
+        return self._sampler.support(rows, *self._history(path))
+
+    def _sample(self, rows: Rows, drafted: Sequence[int]) -> Sampled:
+        return self._sampler.sample(rows, len(self._text), len(drafted), *self._history(drafted))
+
+    def _history(self, drafted: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """Returns prompt and output before the token after `drafted`, where sampling needs them."""
+        if not self._sampler.needs_history:
+            return (), ()
+        num_prompt = self._num_prompt_tokens or 0
+        return self._text[:num_prompt], [*self._text[num_prompt:], *drafted]
+
+
+class RowsExpander(Generic[Told]):
+    """Tells by a sequence's rows what may follow: `tell` makes it of the row after a path, all sampling parameters in
+    it; `nothing` follows where the context has no room."""
+
+    def __init__(self, sequence: RowsSequence, tell: Callable[[Rows, TokenIds], Told], nothing: Told) -> None:
+        self._sequence, self._tell, self._nothing = sequence, tell, nothing
+        self.num_runs = 0
+
+    def expand(self, paths: Sequence[TokenIds]) -> list[Told]:
+        """See `Expander.expand`."""
+        sequence = self._sequence
+        if paths == [()]:
+            self.num_runs += 1
+            return [self._tell(sequence.feed_root(), ())]
+        told: list[Told] = []
+        for path, (rows, num_runs) in zip(paths, sequence.feed_paths(paths), strict=False):
+            told.append(self._tell(rows, path))
+            self.num_runs += num_runs
+        return told + [self._nothing] * (len(paths) - len(told))

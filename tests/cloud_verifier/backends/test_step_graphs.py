@@ -1,0 +1,179 @@
+"""Steps that are replayed: when, with whose numbers, and what becomes of those that cannot be."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPlan
+from outrider.cloud_verifier.backends.cuda import graphs
+from outrider.cloud_verifier.backends.cuda.graphs import Run, StepGraphs, graph_rows
+from outrider.cloud_verifier.backends.cuda.inputs import FixedInputs
+
+CPU = torch.device("cpu")
+POOL = torch.zeros(1)
+
+
+class Attention:
+    """Says what a graph of it would have in it."""
+
+    def __init__(self, fixed: tuple[int, ...] | None) -> None:
+        self.fixed = fixed
+
+    def __call__(self, *tensors: object) -> torch.Tensor:
+        raise AssertionError("no layer is run here")
+
+    def again(self) -> Attention:
+        return Attention(self.fixed)
+
+
+@dataclass
+class Steps:
+    """Doubles token ids, as layers, and counts how."""
+
+    inputs: FixedInputs = field(default_factory=lambda: FixedInputs(CPU, 64))
+    num_runs: int = 0
+    num_replays: int = 0
+    num_captures: int = 0
+
+    def run(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
+        self.num_runs += 1
+        plan.rules_seen[0] = AttentionRule(window=7)
+        return 2 * token_ids
+
+    def capture(self, run: Run) -> Run:
+        self.num_captures += 1
+        out = run()
+        self.num_runs -= 1
+
+        def replay() -> torch.Tensor:
+            self.num_replays += 1
+            out.copy_(run())
+            self.num_runs -= 1
+            return out
+
+        return replay
+
+    def step(self, through: StepGraphs, token_ids: list[int], *fixed: int) -> list[int]:
+        """Runs a step as a backend does."""
+        self.inputs.start()
+        ids, positions, slots = (self.inputs.add(each) for each in (token_ids, token_ids, token_ids))
+        attention = Attention(fixed or None)
+        plan = ForwardPlan([POOL], [POOL], slots, attention, len(token_ids), self.inputs.is_fixed)
+        self.inputs.send()
+        found = through(ids, positions, plan).tolist()
+        assert plan.rules_seen == {0: AttentionRule(window=7)}, "a replayed step attends by the same rules"
+        return found
+
+
+@pytest.fixture
+def steps() -> Steps:
+    return Steps()
+
+
+@pytest.fixture
+def through(steps: Steps) -> StepGraphs:
+    return StepGraphs(steps.run, steps.capture)
+
+
+def test_the_third_step_of_a_size_is_replayed_with_its_own_numbers(steps: Steps, through: StepGraphs) -> None:
+    for number in range(5):
+        assert steps.step(through, [number, 3, 9], 4) == [2 * number, 6, 18]
+    assert (steps.num_runs, steps.num_captures, steps.num_replays) == (2, 1, 3)
+
+
+def test_other_rows_grids_and_addresses_have_graphs_of_their_own(steps: Steps, through: StepGraphs) -> None:
+    for number in range(3):
+        for token_ids, grid in (([number, 1], 4), ([number, 1, 2], 4), ([number, 1], 8)):
+            assert steps.step(through, token_ids, grid) == [2 * each for each in token_ids]
+    assert steps.num_captures == steps.num_replays == through.num_graphs == 3
+    steps.inputs = FixedInputs(CPU, 64)
+    assert steps.step(through, [5, 6], 4) == [10, 12] and steps.num_replays == 3
+
+
+def test_what_no_graph_is_right_for_is_run(
+    steps: Steps, through: StepGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention in several launches; rows past the most; inputs that found no room in fixed memory."""
+    monkeypatch.setattr(graphs, "MAX_ROWS", 4)
+    for _ in range(3):
+        steps.step(through, [1, 2])
+        steps.step(through, [1, 2, 3, 4, 5], 4)
+    for length in (100, 300, 900):
+        steps.inputs.start()
+        steps.inputs.add(range(length))
+        assert not steps.inputs.is_fixed
+        plan = ForwardPlan([POOL], [POOL], POOL, Attention((4,)), 2, steps.inputs.is_fixed)
+        through(POOL, POOL, plan)
+    assert (steps.num_runs, steps.num_captures) == (9, 0)
+
+
+def test_where_nothing_can_be_captured_steps_run_and_one_line_is_logged(
+    steps: Steps, caplog: pytest.LogCaptureFixture
+) -> None:
+    def capture(run: Run) -> Run:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    through = StepGraphs(steps.run, capture)
+    for number in range(5):
+        assert steps.step(through, [number, 3], 4 + number // 3) == [2 * number, 6]
+    assert steps.num_runs == 5
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING and "operation not permitted" in record.getMessage()
+
+
+def test_the_graph_that_was_used_longest_ago_goes_first(
+    steps: Steps, through: StepGraphs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
+    for grid in (1, 1, 2, 2, 1, 3, 3, 1):
+        steps.step(through, [1], grid)
+    assert (steps.num_captures, steps.num_replays) == (3, 2)
+    steps.step(through, [1], 2)
+    assert steps.num_replays == 2, "2 was dropped for 3"
+
+
+def test_what_was_captured_of_other_products_is_not_replayed(steps: Steps, through: StepGraphs) -> None:
+    for number in range(3):
+        steps.step(through, [number], 4)
+    through.forget()
+    steps.step(through, [7], 4)
+    assert (steps.num_runs, steps.num_replays) == (3, 1)
+
+
+def test_few_numbers_of_rows_are_run() -> None:
+    padded = {graph_rows(num_rows) for num_rows in range(1, 513)}
+    assert padded == {8, 16, 32, 64, 128, 256, 512}
+    assert graph_rows(513) == 513 and graph_rows(9) == 16
+
+
+def test_inputs_keep_their_addresses_and_grow_for_the_next_step() -> None:
+    inputs = FixedInputs(CPU, 16)
+
+    def step(*lengths: int) -> list[torch.Tensor]:
+        inputs.start()
+        added = [inputs.add(range(length)) for length in lengths]
+        inputs.send()
+        assert all(each.tolist() == list(range(length)) for each, length in zip(added, lengths, strict=True))
+        return added
+
+    def addresses(*lengths: int) -> list[int]:
+        return [each.data_ptr() for each in step(*lengths)]
+
+    assert addresses(3, 5) == addresses(3, 2) and inputs.is_fixed
+    assert all(address % 16 == addresses(1)[0] % 16 for address in addresses(1, 3, 5)), "aligned"
+    step(10, 40)
+    assert not inputs.is_fixed
+    assert addresses(10, 40) == addresses(10, 40) and inputs.is_fixed
+
+
+def test_what_is_added_outside_of_a_step_is_there_at_once() -> None:
+    """Attention is planned by itself where it is checked."""
+    inputs = FixedInputs(CPU, 16)
+    inputs.start()
+    first = inputs.add([1, 2])
+    inputs.send()
+    assert inputs.add([3, 4]).tolist() == [3, 4] and first.tolist() == [1, 2]

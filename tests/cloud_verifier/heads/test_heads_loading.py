@@ -1,0 +1,115 @@
+"""Directories of heads: what is read, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.models import make_tiny_target
+from test_heads_text import HIDDEN, make_heads
+
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.heads.loading import load_head, load_heads
+from outrider.cloud_verifier.heads.modules import MedusaHead
+from outrider.common.errors import OutriderError
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> TransformersBackend:
+    return load_target(make_tiny_target(tmp_path_factory.mktemp("target")))
+
+
+def change_config(directory: Path, **fields: object) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors")
+
+
+def test_medusas_own_layout_is_read_with_its_output_embeddings(
+    backend: TransformersBackend, tmp_path: Path
+) -> None:
+    directory = make_heads(tmp_path, "medusa")
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    for k in range(3):
+        tensors[f"{k}.1.weight"] = torch.full((backend.vocab_size, HIDDEN), float(k))
+    save_file(tensors, directory / "medusa_lm_head.safetensors")
+    (directory / "config.json").write_text(json.dumps({"medusa_num_heads": 3, "medusa_num_layers": 1}))
+    head = load_head(directory, backend)
+    assert (head.name, head.facts.max_depth) == ("medusa", 3)
+    last = list(head.weights.children())[-1]
+    assert isinstance(last, MedusaHead) and last.output is not None
+    assert torch.equal(last.output.weight, tensors["2.1.weight"])
+    assert torch.equal(last.get_parameter("blocks.0.linear.bias"), tensors["2.0.linear.bias"])
+
+
+WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no directory": (lambda d: d.rename(d.parent / "elsewhere"), "config.json cannot be read"),
+    "no JSON": (lambda d: (d / "config.json").write_text("{"), "config.json cannot be read"),
+    "no object": (lambda d: (d / "config.json").write_text("[]"), "config.json is not an object"),
+    "another kind": (
+        lambda d: change_config(d, outrider={"kind": "sequoia"}),
+        "kind is 'sequoia'; want one of medusa, hydra",
+    ),
+    "no model of heads": (
+        lambda d: (d / "config.json").write_text('{"model_type": "llama"}'),
+        "of no layout that is read",
+    ),
+    "a strange count": (
+        lambda d: change_config(d, medusa_num_heads="3"),
+        "medusa_num_heads is '3'; want a number",
+    ),
+    "more heads than weights": (
+        lambda d: change_config(d, medusa_num_heads=4),
+        "3.0.linear.weight is missing",
+    ),
+    "fewer heads than weights": (
+        lambda d: change_config(d, medusa_num_heads=2),
+        "2.0.linear.bias is not of this kind",
+    ),
+    "another size": (
+        lambda d: change_tensors(d, lambda t: t.update({"1.0.linear.weight": torch.zeros(64, 64)})),
+        r"1.0.linear.weight is \[64, 64\]; the target and config.json want \[128, 128\]",
+    ),
+    "no weights": (lambda d: (d / "model.safetensors").unlink(), "model.safetensors is missing"),
+    "torn weights": (
+        lambda d: (d / "model.safetensors").write_bytes(b"torn"),
+        "model.safetensors cannot be read",
+    ),
+    "pickled weights": (
+        lambda d: (d / "model.safetensors").rename(d / "medusa_lm_head.pt"),
+        "medusa_lm_head.pt is pickled, which is never loaded",
+    ),
+    "another target": (
+        lambda d: change_config(d, outrider={"kind": "medusa", "target_fingerprint": "f" * 64}),
+        "trained for the target ffffffffffff, and this one is",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_damaged_directory_is_refused_by_name(
+    what: str, backend: TransformersBackend, tmp_path: Path
+) -> None:
+    directory = make_heads(tmp_path / "heads", "medusa")
+    damage, message = WRONG[what]
+    damage(directory)
+    with pytest.raises(OutriderError, match=message) as caught:
+        load_head(directory, backend)
+    assert f"--heads {directory}" in str(caught.value)
+
+
+def test_two_directories_of_a_kind_are_refused(backend: TransformersBackend, tmp_path: Path) -> None:
+    directory = make_heads(tmp_path / "heads", "medusa")
+    with pytest.raises(OutriderError, match="a second directory of medusa"):
+        load_heads([directory, directory], backend)

@@ -1,0 +1,137 @@
+"""Train heads that draft for any local target.
+
+python -m outrider.training.heads medusa|hydra|eagle --target DIR --text FILES|--data DIR --out DIR --tokens 1e6
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from outrider.training.common.options import add_run_options, run_options, run_training
+from outrider.training.common.schedule import Phase
+from outrider.training.common.workers import Group
+from outrider.training.data.streams import Tokens, load_code
+from outrider.training.data.texts import encode_for
+from outrider.training.heads.directory import read_heads
+from outrider.training.heads.eagle import EagleConfig, EagleTrainer
+from outrider.training.heads.frozen import FrozenTargetConfig, FrozenTargetTrainer
+from outrider.training.heads.joint import TARGET_FOLDER, JointConfig, JointTrainer
+from outrider.training.heads.model import KINDS, HeadsShape
+from outrider.training.heads.trainer import HeadsConfig, HeadsTrainer
+
+EAGLE = "eagle"
+TRAINERS: dict[type[FrozenTargetConfig], type[FrozenTargetTrainer]] = {
+    HeadsConfig: HeadsTrainer,
+    JointConfig: JointTrainer,
+    EagleConfig: EagleTrainer,
+}
+
+
+def train_heads(
+    config: FrozenTargetConfig,
+    target: Path,
+    stream: Tokens,
+    out: Path,
+    heads: Path | None,
+    text_of: Path | None,
+    is_resumed: bool,
+    group: Group,
+) -> dict[str, Any] | None:
+    """Runs one worker's part (a slice of it: None); resumes where there is a checkpoint."""
+    trainer = TRAINERS[type(config)](config, target, stream, out, group, heads_dir=heads, text_of=text_of)
+    if is_resumed and not trainer.resume() and group.is_first:
+        print(f"no checkpoint in {out}: starting from the beginning")
+    return trainer.train()
+
+
+def parse_args(arguments: list[str]) -> argparse.Namespace:
+    """Returns the options; exits naming what is wrong with them."""
+    default = JointConfig()
+    parser = argparse.ArgumentParser(
+        prog="python -m outrider.training.heads", description="Train heads that draft for a target."
+    )
+    parser.add_argument("kind", choices=[*KINDS, EAGLE])
+    parser.add_argument("--target", type=Path, required=True, help="Hugging Face directory with tokenizer")
+    text = parser.add_mutually_exclusive_group(required=True)
+    text.add_argument("--text", type=Path, nargs="+", help="files or directories: .txt .md .py, .jsonl")
+    text.add_argument("--data", type=Path, help="encoded corpus of `make pair`, in place of --text")
+    parser.add_argument("--out", type=Path, required=True, help="where the heads and the checkpoints go")
+    parser.add_argument("--heads", type=Path, help="--out of another run: heads to train on")
+    parser.add_argument("--num-heads", type=int, default=default.shape.num_heads, metavar="N")
+    parser.add_argument(
+        "--num-blocks", type=int, default=default.shape.num_blocks, metavar="N", help="a head"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=EagleConfig.num_steps, metavar="N", help="eagle: drafted tokens"
+    )
+    parser.add_argument(
+        "--feature-layers",
+        type=int,
+        nargs=3,
+        default=(),
+        metavar="N",
+        help="eagle: after which of the target's layers its states are read; the number of layers: the final norm",
+    )
+    parser.add_argument("--target-share", type=float, default=default.target_share, metavar="SHARE")
+    parser.add_argument("--target-text-tokens", type=int, default=default.target_text_tokens, metavar="N")
+    parser.add_argument("--text-of", type=Path, help="--out of another run: what the target wrote for it")
+    parser.add_argument("--sample-temperature", type=float, default=default.sample_temperature)
+    parser.add_argument("--sample-rows", type=int, default=default.sample_rows, help="texts at a time")
+    parser.add_argument("--rows-share", type=float, default=default.rows_share, metavar="SHARE")
+    parser.add_argument("--length", type=int, default=256, help="tokens of a window")
+    parser.add_argument("--batch-tokens", type=int, default=2048, help="tokens of an optimiser step")
+    parser.add_argument("--rates-scale", type=float, default=1.0, help="factor on the learning rates")
+    parser.add_argument("--joint", action="store_true", help="train the target too, into OUT/target")
+    parser.add_argument("--heads-alone", type=float, default=default.heads_alone, metavar="SHARE")
+    parser.add_argument("--heads-weight", type=float, default=default.heads_weight, metavar="W")
+    parser.add_argument("--target-rates", type=float, default=default.target_rates, metavar="FACTOR")
+    add_run_options(parser)
+    return parser.parse_args(arguments)
+
+
+def make_config(args: argparse.Namespace) -> FrozenTargetConfig:
+    """Raises ValueError naming the option that cannot be."""
+    if args.batch_tokens < args.length or min(args.length, args.target_text_tokens, args.sample_rows) < 1:
+        raise ValueError(f"--batch-tokens {args.batch_tokens}: at least one window of --length {args.length}")
+    shared = dict(
+        phases=(Phase(0.0, args.length, args.batch_tokens // args.length),),
+        target_share=args.target_share,
+        target_text_tokens=args.target_text_tokens,
+        sample_rows=args.sample_rows,
+        sample_temperature=args.sample_temperature,
+        rows_share=args.rows_share,
+        rates=FrozenTargetConfig().rates.times(args.rates_scale),
+        **run_options(args),
+    )
+    if args.kind == EAGLE:
+        if args.joint:
+            raise ValueError("--joint: with medusa and hydra")
+        return EagleConfig(num_steps=args.steps, feature_layers=tuple(args.feature_layers), **shared)
+    shape = HeadsShape(args.kind, args.num_heads, args.num_blocks)
+    if args.heads is not None:
+        shape = replace(read_heads(args.heads)[0].shape, kind=args.kind)
+    if not args.joint:
+        return HeadsConfig(shape=shape, **shared)
+    alone = {name: getattr(args, name) for name in ("heads_alone", "heads_weight", "target_rates")}
+    return JointConfig(shape=shape, **shared, **alone)
+
+
+def main() -> None:
+    """Runs the command."""
+    args = parse_args(sys.argv[1:])
+
+    def prepare() -> Callable[[Group], dict[str, Any] | None]:
+        config = make_config(args)
+        stream = encode_for(args.target, args.text) if args.data is None else load_code(args.data)
+        return partial(
+            train_heads, config, args.target, stream, args.out, args.heads, args.text_of, args.resume
+        )
+
+    if figures := run_training("heads", args.workers, prepare):
+        print(f"heads: {figures['tokens'] / 1e6:.2f} M tokens, fkl {figures['loss']:.3f}: {args.out}")
+        if args.joint:
+            print(f"target: fkl {figures['divergence']:.3f} from what it was: {args.out / TARGET_FOLDER}")
