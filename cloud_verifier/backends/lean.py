@@ -139,6 +139,11 @@ def attention_rules(config: DecoderConfig) -> list[AttentionRule]:
     return [AttentionRule(scaling, window, config.attn_logit_softcapping) for window in config.windows]
 
 
+def embedding_scale(config: DecoderConfig, dtype: torch.dtype) -> float | None:
+    """Returns by what embeddings are multiplied, rounded as it was in training; None: by nothing."""
+    return float(torch.tensor(config.hidden_size**0.5, dtype=dtype)) if config.is_gemma else None
+
+
 @dataclass(slots=True)
 class Layer(Generic[Norm]):
     """Holds one layer's products and norms."""
@@ -277,7 +282,7 @@ class LeanDecoder(Decoder):
         self._layers = [reader.layer(index) for index in range(config.num_hidden_layers)]
         self._norm = reader.norm("model.norm", config.hidden_size)
         self._embedding, self._head = reader.head()
-        self._scale = config.hidden_size**0.5 if config.is_gemma else None
+        self._scale = embedding_scale(config, weights.dtype)
         self._softcap = config.final_logit_softcapping
         self._reader = reader
 
@@ -296,9 +301,7 @@ class LeanDecoder(Decoder):
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
         """Returns logits [rows, vocab_size]; token ids and positions are int64 [num_rows]."""
-        x = self._embedding[token_ids]  # [num_rows, hidden_size]
-        if self._scale is not None:
-            x *= torch.tensor(self._scale, dtype=x.dtype)  # rounded, as it was in training
+        x = self.embed(token_ids)  # [num_rows, hidden_size]
         cos, signed_sin = self._rotations(positions, x.dtype)
         for index, layer in enumerate(self._layers):
             attended = self._attention(layer, index, layer.input_norm(x), cos, signed_sin, plan)
@@ -315,7 +318,8 @@ class LeanDecoder(Decoder):
         return self.score(self._norm(x))
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return self._embedding[token_ids]
+        x = self._embedding[token_ids]
+        return x if self._scale is None else x.mul_(self._scale)
 
     def score(self, features: torch.Tensor) -> torch.Tensor:
         return capped(self._head(features), self._softcap)

@@ -11,9 +11,11 @@ import torch
 
 from outrider.cloud_verifier.verification.device_rows import DeviceRows, make_device_rows
 from outrider.cloud_verifier.verification.logprobs import logprobs_of
+from outrider.cloud_verifier.verification.methods import block
 from outrider.cloud_verifier.verification.methods.base import NoiseKey, RoundInput
 from outrider.cloud_verifier.verification.methods.candidates import candidate_indices
 from outrider.cloud_verifier.verification.methods.registry import create_method
+from outrider.cloud_verifier.verification.methods.supports import Remainder, sample_residual
 from outrider.cloud_verifier.verification.rows import HostRows, KeyedDraws, StepRound
 from outrider.common.noise.draws import Purpose
 from outrider.common.tree import Tree, supports_by_row
@@ -101,14 +103,17 @@ def random_round(rng, method, tree=None):
     return logits, step_round
 
 
-def judge(method, rows, each):
-    """The outcome and log-probabilities of one round."""
-    round_input = RoundInput(
+def make_input(rows, each):
+    return RoundInput(
         rows=rows, draws=KeyedDraws(each.sampling.seed, each.position), position=each.position,
         draft_tokens=each.draft_token_ids, draft_probs=(0.6,) * len(each.draft_token_ids), supports=each.supports,
         stop_ids=frozenset(), method_params=PARAMS, tree=each.tree,
     )  # fmt: skip
-    outcome = create_method(method).verify(round_input)
+
+
+def judge(method, rows, each):
+    """The outcome and log-probabilities of one round."""
+    outcome = create_method(method).verify(make_input(rows, each))
     if not each.num_logprobs:
         return outcome, ()
     return outcome, logprobs_of(rows, each.draft_token_ids, outcome, each.num_logprobs)
@@ -120,7 +125,7 @@ CASES = [(method, None) for method in Method] + [(each, FORK) for each in (Metho
 def test_methods_decide_as_over_the_hosts_rows_and_all_that_they_read_was_foreseen(monkeypatch):
     """One step with rounds of all of them."""
     monkeypatch.setattr(DeviceRows, "_sample_now", None)
-    rng, cases = np.random.default_rng(0), CASES * 3
+    rng, cases = np.random.default_rng(0), CASES * 2
     pairs = [random_round(rng, method, tree) for method, tree in cases]
     logits, rounds = np.concatenate([own for own, _ in pairs]), [each for _, each in pairs]
     found, lengths = make_device_rows(torch.from_numpy(logits), rounds, (0,), NUM_TOKENS), set()
@@ -139,6 +144,39 @@ def test_methods_decide_as_over_the_hosts_rows_and_all_that_they_read_was_forese
                 assert getattr(mine, name) == pytest.approx(getattr(theirs, name), abs=2e-5), name
         lengths.add((method, outcome.accepted_len))
     assert len(lengths) > 1.5 * len(Method), "the rounds are too alike to show anything"
+
+
+@pytest.mark.parametrize(
+    ("method", "tree"), [(Method.SPARSE, None), (Method.SPARSE, FORK), (Method.BLOCK, None)]
+)
+def test_each_rows_residual_is_the_hosts_whether_it_is_asked_for_or_not(method, tree):
+    rng = np.random.default_rng(5)
+    pairs = [random_round(rng, method, tree) for _ in range(6)]
+    rounds = [
+        replace(each, sampling=SamplingParams(seed=i), num_logprobs=0) for i, (_, each) in enumerate(pairs)
+    ]
+    found = make_device_rows(
+        torch.from_numpy(np.concatenate([own for own, _ in pairs])), rounds, (0,), NUM_TOKENS
+    )
+    compared = 0
+    for (own, _), each, rows in zip(pairs, rounds, found, strict=True):
+        given = make_input(HostRows(own, each, (0,), NUM_TOKENS), each)
+        expected = []
+        for row in [node + 1 for node in tree.internal] if tree else range(len(each.draft_token_ids)):
+            if tree:
+                remainder = Remainder(given, row)
+                for child in tree.children(row - 1):
+                    remainder.reject(each.draft_token_ids[child])
+                expected.append(remainder.sample())
+            else:
+                prefixes = block._weigh(given)[0] if method is Method.BLOCK else [(1.0, 0.0)] * (row + 1)
+                expected.append(
+                    sample_residual(given, row, kept=prefixes[row][0]) if prefixes[row][0] else None
+                )
+        for token_id, right in zip(rows._samples.values(), expected, strict=True):
+            assert right in (token_id, None)
+            compared += right is not None
+    assert compared > 12
 
 
 def test_a_sample_that_nobody_foresaw_is_drawn_when_it_is_asked_for():

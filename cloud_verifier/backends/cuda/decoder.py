@@ -21,6 +21,7 @@ from outrider.cloud_verifier.backends.lean import (
     LayerReader,
     attention_rules,
     capped,
+    embedding_scale,
     inverse_frequencies,
 )
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind
@@ -86,8 +87,7 @@ class CudaDecoder(Decoder):
         self._head_norms = [_stacked(layer) for layer in self._layers]
         self._norm = reader.norm("model.norm", config.hidden_size)
         self._embedding, self._head = reader.head()
-        scale = torch.tensor(config.hidden_size**0.5, dtype=weights.dtype)  # rounded, as it was in training
-        self._scale = float(scale) if config.is_gemma else None
+        self._scale = embedding_scale(config, weights.dtype)
         self._reader = reader
         self._graphs = None if capture is None else StepGraphs(self.run_layers, capture)
 
@@ -110,7 +110,8 @@ class CudaDecoder(Decoder):
         return self.score(states if rows is None else states[rows])
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        return embedding(token_ids, self._embedding)
+        x = embedding(token_ids, self._embedding)
+        return x if self._scale is None else x.mul_(self._scale)
 
     def score(self, features: torch.Tensor) -> torch.Tensor:
         return capped(self._head(features), self._config.final_logit_softcapping)
@@ -118,9 +119,7 @@ class CudaDecoder(Decoder):
     def run_layers(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
         """Returns the states after the last norm [num_rows, hidden_size], and writes the rows' keys and values."""
         kernels, config, epsilon = self._kernels, self._config, self._config.rms_norm_eps
-        x = embedding(token_ids, self._embedding)
-        if self._scale is not None:
-            x *= self._scale
+        x = self.embed(token_ids)
         angles = positions[:, None] * self._frequencies
         turns = angles.cos(), angles.sin()
         normed, gated = torch.empty_like(x), x.new_empty((len(x), config.intermediate_size))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from support.models import edit_config, make_tiny_target
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
@@ -95,6 +96,19 @@ def test_bfloat16_logits_are_as_near_to_exact_ones_as_those_of_transformers(
         for decoder in ("lean", "cuda", "transformers")
     )
     assert max(lean, cuda) < 1.5 * theirs
+
+
+@pytest.mark.parametrize("case", ["llama", "gemma2"])
+@pytest.mark.parametrize("decoder", ["lean", "cuda"])
+def test_embeddings_are_those_that_layers_are_given(case: str, decoder: str, tmp_path: Path) -> None:
+    """Gemma's are scaled; what drafts from them is trained with those of transformers."""
+    model = model_of(tmp_path / "model", case)
+    ids = torch.tensor(TEXT)
+    found, expected = (
+        load_target(model, decoder=each, kv_tokens=256, exact_rows="off").decoder.embed(ids)
+        for each in (decoder, "transformers")
+    )
+    torch.testing.assert_close(found, expected)
 
 
 def test_configurations_of_earlier_transformers_are_read_too(tmp_path: Path) -> None:

@@ -38,10 +38,12 @@ class Steps:
     num_runs: int = 0
     num_replays: int = 0
     num_captures: int = 0
+    feature_layers: tuple[int, ...] = ()
 
     def run(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan) -> torch.Tensor:
         self.num_runs += 1
         plan.rules_seen[0] = AttentionRule(window=7)
+        plan.features.update({layer: layer * token_ids for layer in plan.feature_layers})
         return 2 * token_ids
 
     def capture(self, run: Run) -> Run:
@@ -63,8 +65,11 @@ class Steps:
         ids, positions, slots = (self.inputs.add(each) for each in (token_ids, token_ids, token_ids))
         attention = Attention(fixed or None)
         plan = ForwardPlan([POOL], [POOL], slots, attention, len(token_ids), self.inputs.is_fixed)
+        plan.feature_layers = self.feature_layers
         self.inputs.send()
         found = through(ids, positions, plan).tolist()
+        features = {layer: each.tolist() for layer, each in plan.features.items()}
+        assert features == {layer: [layer * each for each in token_ids] for layer in self.feature_layers}
         assert plan.rules_seen == {0: AttentionRule(window=7)}, "a replayed step attends by the same rules"
         return found
 
@@ -92,6 +97,14 @@ def test_other_rows_grids_and_addresses_have_graphs_of_their_own(steps: Steps, t
     assert steps.num_captures == steps.num_replays == through.num_graphs == 3
     steps.inputs = FixedInputs(CPU, 64)
     assert steps.step(through, [5, 6], 4) == [10, 12] and steps.num_replays == 3
+
+
+def test_states_that_are_kept_are_those_of_the_step(steps: Steps, through: StepGraphs) -> None:
+    """Heads ask for them after the first steps, those of the check at load."""
+    for steps.feature_layers in ((), (2, 5)):
+        for number in range(4):
+            steps.step(through, [number, 3], 4)
+    assert (steps.num_captures, steps.num_replays) == (2, 4)
 
 
 def test_what_no_graph_is_right_for_is_run(

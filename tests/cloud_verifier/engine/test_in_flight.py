@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,13 @@ import torch
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.engine.driver import EngineDriver
+from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.finish import make_rows
+from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.verification.rows import HostRows, StepRound
 from outrider.common.alignment import TokenChain
+from outrider.common.clock import SYSTEM_CLOCK
 from outrider.common.types import (
     Closed,
     CloseRequest,
@@ -30,7 +36,7 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
-from tests.cloud_verifier.engine.test_engine import GREEDY, SAMPLED, Harness, round_of
+from tests.cloud_verifier.engine.test_engine import GREEDY, SAMPLED, Harness, make_model, round_of
 
 FORWARD_S = 0.01
 
@@ -38,8 +44,8 @@ FORWARD_S = 0.01
 class Device:
     """Computes what is launched in that order, one batch after another, and logs what the host asks of it."""
 
-    def __init__(self) -> None:
-        self.harness: Harness
+    def __init__(self, clock: Any) -> None:
+        self.clock = clock
         self.log: list[str] = []
         self.busy_until_s = 0.0
         self.fails_next = False
@@ -62,7 +68,7 @@ class Launch:
         self.device = device
         self.number = sum(entry.startswith("launch") for entry in device.log)
         device.log.append(f"launch {self.number}")
-        device.busy_until_s = max(device.busy_until_s, device.harness.clock.now()) + FORWARD_S
+        device.busy_until_s = max(device.busy_until_s, device.clock.now()) + FORWARD_S
         self.end_s, self.is_awaited = device.busy_until_s, False
         self.fails, device.fails_next = device.fails_next, False
 
@@ -70,8 +76,8 @@ class Launch:
         if not self.is_awaited:
             self.device.log.append(f"wait {self.number}")
         self.is_awaited = True
-        clock = self.device.harness.clock
-        clock.now_s = max(clock.now_s, self.end_s)
+        clock = self.device.clock
+        clock.sleep(max(0.0, self.end_s - clock.now()))
         if self.fails:
             raise RuntimeError("the device failed")
 
@@ -87,7 +93,7 @@ class DelayedRows(HostRows):
 
     @property
     def is_computed(self) -> bool:
-        return self._launch.device.harness.clock.now() >= self._launch.end_s
+        return self._launch.device.clock.now() >= self._launch.end_s
 
     def wait(self) -> None:
         self._launch.wait()
@@ -98,9 +104,10 @@ class DelayedRows(HostRows):
 
 
 def make_harness(backend: FakeBackend | None = None) -> tuple[Harness, Device]:
-    device = Device()
-    device.harness = Harness(backend, make_rows=device.make_rows)
-    return device.harness, device
+    device = Device(None)
+    harness = Harness(backend, make_rows=device.make_rows)
+    device.clock = harness.clock
+    return harness, device
 
 
 def opened(harness: Harness, *names: int) -> dict[int, Opened]:
@@ -348,3 +355,36 @@ class Text:
     def check(self) -> None:
         written = self.chain.token_ids[3:]
         assert len(written) > 1 and written == self.expected[: len(written)]
+
+
+def test_a_driver_collects_what_is_in_flight_though_nothing_else_arrives() -> None:
+    async def drive() -> list[list[int]]:
+        backend, device = FakeBackend(), Device(SYSTEM_CLOCK)
+        backend.device = "cuda"
+        engine = Engine(backend, make_model(backend), make_rows=device.make_rows)
+        driver = EngineDriver(engine)
+        driver.start()
+        try:
+            return await asyncio.gather(*(write(engine, name) for name in range(1, 5)))
+        finally:
+            await driver.stop()
+
+    async def write(engine: Engine, name: int) -> list[int]:
+        """A session's text of five rounds, each sent when the one before was answered."""
+        loop, session_id, chain = asyncio.get_running_loop(), bytes([name]) * 16, TokenChain([name, 7, 8])
+
+        async def ask(request: OpenRequest | VerifyRequest) -> Any:
+            answer: asyncio.Future[Any] = loop.create_future()
+            reply = partial(loop.call_soon_threadsafe, answer.set_result)
+            engine.submit(Job(session_id, request, reply, int(SYSTEM_CLOCK.now() * 1e9)))
+            return await asyncio.wait_for(answer, 20.0)
+
+        opened = await ask(OpenRequest(session_id, (name, 7, 8), 3, GREEDY, ignore_eos=True))
+        chain.extend([opened.first_token])
+        for round_id in range(1, 6):
+            verdict = await ask(round_of(chain, round_id, (3,)))
+            chain.extend([*(3,)[: verdict.accepted_len], verdict.correction])
+        return chain.token_ids[3:]
+
+    for name, text in enumerate(asyncio.run(drive()), 1):
+        assert len(text) > 5 and text == Harness().reference([name, 7, 8], GREEDY, len(text))
