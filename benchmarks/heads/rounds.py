@@ -14,7 +14,6 @@ NUM_PROMPTS, NUM_NEW = 24, 96
 TARGETS = {
     "medusa": 1.7,
     "eagle": 2.4,
-    "eagle3": 2.4,
     "lookahead": 1.2,
 }  # of issue and papers, at temperature 0
 
