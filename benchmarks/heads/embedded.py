@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from benchmarks.heads.service import Service
+from benchmarks.results_file import ROOT
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.engine.colocated import DraftSource
 from outrider.cloud_verifier.heads.loading import load_heads
@@ -15,12 +16,15 @@ from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.prompts import load_prompts
 from outrider.models import EMBEDDED, shipped_heads
 
+TRAINED = ROOT / "training" / "runs" / "heads"  # heads that are not shipped, where somebody trained some
+
 
 @cache
 def make_service() -> Service:
     """Returns the service, of one process."""
     backend = load_target(EMBEDDED / "target", num_threads=1)
-    sources: list[DraftSource] = [*load_heads(shipped_heads(), backend), Lookahead(backend)]
+    heads = [*shipped_heads(), *sorted(path.parent for path in TRAINED.glob("*/config.json"))]
+    sources: list[DraftSource] = [*load_heads(heads, backend), Lookahead(backend)]
     return Service(backend, sources, OnnxDraftModel.open(EMBEDDED / "draft"))
 
 
