@@ -28,6 +28,7 @@ CONFIG = HeadsConfig(
     tokens=64 * 60,
     phases=(Phase(0.0, 16, 4),),
     target_share=0.5,
+    rows_share=1.0,
     target_text_tokens=150,
     sample_rows=8,
     sample_prompt=4,
@@ -130,7 +131,7 @@ def test_a_joint_run_moves_the_target_too_and_saves_both(target_dir: Path, tmp_p
     from transformers import AutoModelForCausalLM
 
     given = {each.name: getattr(CONFIG, each.name) for each in fields(CONFIG)}
-    config = JointConfig(**given | {"tokens": 64 * 40, "heads_weight": 1.0})
+    config = JointConfig(**given | {"tokens": 64 * 40, "target_rates": 0.05})
     trainer = JointTrainer(config, target_dir, toy_stream(), tmp_path)
     before, start = trainer.target.state_dict(), trainer.model.target.state_dict()
     assert all(torch.equal(start[name], value.float()) for name, value in before.items())

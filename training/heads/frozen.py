@@ -41,8 +41,9 @@ class FrozenTargetConfig(WritingConfig):
     sample_rows: int = 128
     decay: float = 0.8
     """Weight of the loss of a drafted token, relative to that before it."""
-    rows_share: float = 1.0
-    """Share of a batch's positions that are learnt, at random."""
+    rows_share: float = 0.5
+    """Share of a batch's positions that are learnt, at random. Medusa's loss on the embedded target after 60 s of one
+    thread: 2.39, of all positions 2.61, of a quarter, which takes half as much text again, 2.33."""
     seed: int = 1
 
     def __post_init__(self) -> None:

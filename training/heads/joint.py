@@ -31,9 +31,9 @@ class JointConfig(HeadsConfig):
 
     heads_alone: float = 0.25
     """Share of the budget in which the target stays as it is."""
-    heads_weight: float = 0.2
+    heads_weight: float = 1.0
     """Of the heads' loss beside the target's own."""
-    target_rates: float = 0.05
+    target_rates: float = 0.5
     """Factor on the learning rates, for the target."""
 
     def __post_init__(self) -> None:
