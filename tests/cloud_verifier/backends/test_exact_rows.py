@@ -254,7 +254,7 @@ def test_where_every_way_fails_on_refuses_with_each_reason_and_auto_serves_witho
     planner = plain.planner
     with pytest.raises(ModelError, match=f"--exact-rows on: {reasons}; auto and off serve without"):
         use_exact_rows(plain, "on", ways=ways, choices=ON_GPU)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "outrider"):
         use_exact_rows(plain, "auto", ways=ways, choices=ON_GPU)
     assert re.search(f"texts are not reproducible: {reasons}", caplog.text)
     assert not plain.is_reproducible and plain.row_plan is None and plain.planner is planner
@@ -354,7 +354,7 @@ def test_on_refuses_and_auto_says_so_where_rows_differ(
     )
     with pytest.raises(ModelError, match=r"--exact-rows on: attention over .* tokens depends"):
         use_exact_rows(backend, "on")
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "outrider"):
         use_exact_rows(backend, "auto")
     assert "not reproducible" in caplog.text and ", not reproducible, " in describe_target(backend)
     assert not make_model_info(backend, ServeConfig()).is_reproducible

@@ -85,7 +85,7 @@ def test_a_pool_that_does_not_fit_is_refused_by_the_flags_name(
     refusal = r"--kv-memory 9GiB: cuda:1 has 8GiB free beside the weights of 7B; auto would take 3\.\d+GiB"
     with pytest.raises(ModelError, match=refusal):
         kv_pool_bytes(facts, decoder, 9 << 30, 512)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "outrider"):
         assert kv_pool_bytes(facts, decoder, 7 << 30, 512) == 7 << 30
     assert "--kv-memory 7GiB may be too much" in caplog.text and "--max-step-tokens" in caplog.text
     on_gpu(2, 24)

@@ -230,7 +230,7 @@ def test_a_model_runs_through_the_kernel_only_if_its_numbers_stay_the_same(
     name = "outrider.cloud_verifier.backends.paged"
     module = planner and types.SimpleNamespace(PagedPlanner=planner)
     monkeypatch.setitem(sys.modules, name, module)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, "outrider"):
         use_paged_kernel(backend, probe(backend))
     backend.device = "cuda"
     words = describe_target(backend)

@@ -26,7 +26,7 @@ def clock() -> Clock:
 def test_a_log_has_a_line_every_ten_seconds_and_none_of_what_is_loaded_sooner(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level(logging.INFO), LoadProgress("7B", clock) as progress:
+    with caplog.at_level(logging.INFO, "outrider"), LoadProgress("7B", clock) as progress:
         for now_s in (1, 9, 10, 11, 19.9, 20):
             clock.now_s = now_s
             progress(int(now_s * GIB / 2), 14 * GIB)
