@@ -25,7 +25,7 @@ MAX_DEPTH = 6  # tokens of a path, as in the code of its authors; deeper runs co
 
 
 class EagleHead(Head):
-    """Implements `HeadModel`: the layer and what belongs to it. What it keeps of features is fused already."""
+    """Implements `DraftSource` and `TellsFeatures`: the layer and what belongs to it. It keeps features fused."""
 
     weights: EagleDraft
 

@@ -21,11 +21,15 @@ class MedusaSequence(HeadSequence):
 
     def feed_root(self) -> Rows:
         """See `RowsSequence.feed_root`. All depths are computed at once."""
-        backend, logits = self._head.backend, []
-        for head in cast("Sequence[MedusaHead]", self._head.weights.children()):
-            state = head(self._features[-1:])
-            logits.append(head.output(state) if head.output is not None else backend.decoder.score(state))
-        self._of_depth = self._rows(torch.cat(logits))
+        heads = list(cast("Iterator[MedusaHead]", self._head.weights.children()))
+        states = [head(self._features[-1:]) for head in heads]
+        outputs = [head.output for head in heads]
+        score = self._head.backend.decoder.score
+        if not any(outputs):  # all share the target's: one product
+            logits = score(torch.cat(states))
+        else:
+            logits = torch.cat([(own or score)(state) for own, state in zip(outputs, states, strict=True)])
+        self._of_depth = self._rows(logits)
         return self._of_depth.one(0)
 
     def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:

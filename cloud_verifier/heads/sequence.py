@@ -38,7 +38,7 @@ class HeadFacts:
 
 
 class Head:
-    """Implements `HeadModel`: weights that sequences share, beside the target that they were trained for."""
+    """Implements `DraftSource` and `TellsFeatures`: weights that sequences share, beside their target."""
 
     def __init__(
         self, backend: TransformersBackend, facts: HeadFacts, weights: nn.Module, kind: type[HeadSequence]

@@ -173,6 +173,10 @@ def check_directories(config: ServeConfig) -> None:
     if config.draft_dir is not None and not config.draft_dir.is_dir():
         hint = "`edge-client draft export` makes one, and --draft none does without"
         raise UsageError(f"--draft {config.draft_dir}: there is no such directory: {hint}")
+    for path in config.heads:
+        if not Path(path).is_dir():
+            hint = "`python -m outrider.training.heads` makes one"
+            raise UsageError(f"--heads {path}: there is no such directory: {hint}")
 
 
 def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocatedDrafter | None:

@@ -17,6 +17,10 @@ SERVE = ["serve", "--listen", "127.0.0.1:0", "--admin-listen", "none"]
         (["--target", "{}/none"], "--target: no model directory at"),
         (["--target", "{}"], "has no config.json: want a Hugging Face directory"),
         (["--draft", "{}/none"], "/none: there is no such directory: `edge-client draft export` makes one"),
+        (
+            ["--heads", "{}/none"],
+            "/none: there is no such directory: `python -m outrider.training.heads` makes",
+        ),
     ],
 )
 def test_a_directory_without_a_model_is_refused_by_its_flag(
