@@ -77,8 +77,8 @@ def _attend_split(  # type: ignore[no-untyped-def]
     query, head_stride, row_stride, key_pool, value_pool, index, positions,
     scale, cap, window, tops, totals, sums,
     NUM_KV_HEADS: tl.constexpr, NUM_GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, TILE_ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr, IS_INTERPRETED: tl.constexpr,
+    TILE_ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    IS_INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Runs program (tile, KV head, split)."""
     tile = index + tl.program_id(0) * _TILE_FIELDS
@@ -213,7 +213,7 @@ def attend(
     before it); with a `softcap` c a score s counts as c · tanh(s / c). `split_tokens` is a multiple of `KEYS`.
     """
     num_heads, num_rows, head_dim = query.shape
-    _, block_size, num_kv_heads, _ = key_pool.shape
+    num_kv_heads = key_pool.shape[2]
     assert query.stride(2) == 1 and key_pool.is_contiguous() and value_pool.is_contiguous(), "other strides"
     assert split_tokens % KEYS == 0, f"splits of {split_tokens} tokens are no multiple of {KEYS}"
     num_groups = num_heads // num_kv_heads
@@ -227,8 +227,8 @@ def attend(
             query, query.stride(0), query.stride(1), key_pool, value_pool, index.values, positions,
             scale * _LOG2_E, cap * _LOG2_E, window, parts.tops, parts.totals, parts.sums,
             NUM_KV_HEADS=num_kv_heads, NUM_GROUPS=num_groups, HEAD_DIM=head_dim, PADDED_DIM=padded_dim,
-            BLOCK_SIZE=block_size, TILE_ROWS=tile_rows, KEYS=KEYS, SPLIT=split_tokens,
-            HAS_SOFTCAP=softcap is not None, IS_INTERPRETED=not isinstance(_attend_split, triton.JITFunction),
+            TILE_ROWS=tile_rows, KEYS=KEYS, SPLIT=split_tokens, HAS_SOFTCAP=softcap is not None,
+            IS_INTERPRETED=not isinstance(_attend_split, triton.JITFunction),
             num_warps=num_warps(query.dtype), enable_fp_fusion=True,
         )  # fmt: skip
         _combine[(num_rows, num_kv_heads)](

@@ -11,8 +11,6 @@ the second are `blocks.{k}.layers.{block}.weight|bias`, `lm_heads.{k}.weight`, o
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor, nn
 
@@ -32,14 +30,21 @@ def read_medusa(directory: HeadDirectory, backend: TransformersBackend) -> Head:
     if kind not in _KINDS:
         raise directory.error(f"config.json: kind is {kind!r}; want one of {', '.join(_KINDS)}")
     num_heads, num_blocks = directory.count("medusa_num_heads"), directory.count("medusa_num_layers")
-    size, heads = hidden_size(backend), nn.ModuleList()
-    for number in range(num_heads):
-        head = MedusaHead(size, num_blocks) if kind == "medusa" else HydraHead(size, number + 1, num_blocks)
-        directory.fill(head, partial(_name, number))
+    size = hidden_size(backend)
+    heads = nn.ModuleList(
+        MedusaHead(size, num_blocks) if kind == "medusa" else HydraHead(size, number + 1, num_blocks)
+        for number in range(num_heads)
+    )
+    directory.fill(heads, published_name)
+    for number, head in enumerate(heads):
         if isinstance(head, MedusaHead) and (own := f"{number}.{num_blocks}.weight") in directory:
             head.output = _linear(directory.read(own, (backend.vocab_size, size)))
-        heads.append(head)
     return _make(directory, backend, kind, heads)
+
+
+def published_name(name: str) -> str:
+    """Returns Medusa's own name of a parameter of a list of heads: "0.blocks.1.linear.weight" → "0.1.linear.weight"."""
+    return name.replace(".blocks.", ".")
 
 
 def read_vllm_medusa(directory: HeadDirectory, backend: TransformersBackend) -> Head:
@@ -60,10 +65,6 @@ def read_vllm_medusa(directory: HeadDirectory, backend: TransformersBackend) -> 
         head.output = outputs[number]
         heads.append(head)
     return _make(directory, backend, "medusa", heads)
-
-
-def _name(number: int, name: str) -> str:
-    return f"{number}.{name.removeprefix('blocks.')}"
 
 
 def _vllm_outputs(directory: HeadDirectory, backend: TransformersBackend, num_heads: int) -> list[nn.Module]:

@@ -90,7 +90,7 @@ kinds = {
     "fp32": "scale cap",
 }
 kind_of = {name: kind for kind, names in kinds.items() for name in names.split()}
-sizes = dict(NUM_KV_HEADS=4, NUM_GROUPS=7, PADDED_GROUPS=8, HEAD_DIM=128, PADDED_DIM=128, BLOCK_SIZE=16)
+sizes = dict(NUM_KV_HEADS=4, NUM_GROUPS=7, PADDED_GROUPS=8, HEAD_DIM=128, PADDED_DIM=128)
 sizes |= dict(HAS_SOFTCAP=False, HAS_BIAS=True, IS_INTERPRETED=False, input_stride=1)
 sizes |= {name: getattr(kernels, name) for name in ("KEYS", "ROWS", "OUTPUTS", "INPUTS") if hasattr(kernels, name)}
 sizes |= dict(TILE_ROWS=64, SPLIT=getattr(kernels, "SPLIT_TOKENS", 0))

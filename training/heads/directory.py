@@ -17,7 +17,6 @@ Medusa's `{k}.{num_layers}.weight`, a head's own output embedding, is absent: th
 training.json and, after `outrider.training.heads.judge`, tree.json and evaluation.json.
 """
 
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,8 +26,11 @@ import torch
 from torch import Tensor
 
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
+from outrider.cloud_verifier.heads.directory import HeadDirectory
 from outrider.cloud_verifier.heads.eagle_layouts import published_names
 from outrider.cloud_verifier.heads.eagle_modules import Eagle3
+from outrider.cloud_verifier.heads.medusa_layouts import published_name
+from outrider.common.errors import ModelError
 from outrider.common.models.fingerprint import target_fingerprint
 from outrider.training.common.checkpoint import write_json
 from outrider.training.heads.model import Heads, HeadsShape
@@ -40,7 +42,8 @@ CONFIG_FILE, WEIGHTS_FILE = "config.json", "model.safetensors"
 def write_heads(heads: Heads, target_dir: Path, out: Path) -> None:
     """Writes config.json and model.safetensors, each whole or not at all."""
     shape = heads.shape
-    tensors = {_published(name): value.to("cpu", torch.float16) for name, value in heads.state_dict().items()}
+    weights = heads.heads.state_dict()
+    tensors = {published_name(name): value.to("cpu", torch.float16) for name, value in weights.items()}
     ours = {
         "format_version": FORMAT_VERSION,
         "kind": shape.kind,
@@ -113,26 +116,14 @@ def write_directory(out: Path, tensors: dict[str, Tensor], config: dict[str, Any
 
 def read_heads(directory: Path) -> tuple[Heads, dict[str, Any]]:
     """Returns what `write_heads` wrote, in float32, and config.json. Raises ValueError naming the directory."""
-    from safetensors import safe_open
-
     try:
-        config = json.loads((directory / CONFIG_FILE).read_text("utf-8"))
-        ours = config["outrider"]
+        found = HeadDirectory(directory)
+        config, ours = found.config, found.config["outrider"]
         shape = HeadsShape(ours["kind"], config["medusa_num_heads"], config["medusa_num_layers"])
         heads = Heads(shape, ours["hidden_size"])
-        with safe_open(directory / WEIGHTS_FILE, framework="pt") as file:
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name).float() for name in file.keys()}
-        heads.load_state_dict({_own(name): value for name, value in tensors.items()})
-    except (OSError, KeyError, TypeError, RuntimeError, ValueError) as error:
-        raise ValueError(f"--heads {directory} has no heads of this training: {error}") from error
+        found.fill(heads.heads, published_name)
+        found.check_all_read()
+    except (ModelError, KeyError, TypeError, RuntimeError, ValueError) as error:
+        why = str(error).removeprefix(f"--heads {directory}: ")
+        raise ValueError(f"--heads {directory} has no heads of this training: {why}") from error
     return heads, config
-
-
-def _published(name: str) -> str:
-    """ "heads.0.blocks.1.linear.weight" → "0.1.linear.weight"."""
-    return name.removeprefix("heads.").replace("blocks.", "")
-
-
-def _own(name: str) -> str:
-    index, part, *rest = name.split(".")
-    return ".".join(["heads", index, *(["blocks"] if part.isdecimal() else []), part, *rest])
