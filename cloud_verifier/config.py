@@ -156,6 +156,12 @@ class ServeConfig:
         choices=("auto", "on", "off"),
     )
     num_threads: int = option(0, "CPU threads of a forward; 0 is torch's choice", metavar="N", minimum=0)
+    kv_dtype: str = option(
+        "auto",
+        "data type of keys and values in the KV pool; auto is --dtype; fp8 is e4m3 with a float16 scale for each token "
+        "and head, about half of bfloat16's memory: the target is then another one, and edges see that",
+        choices=("auto", "fp8"),
+    )
     kv_memory: str = option(
         "auto",
         "memory of the KV pool for all sessions, such as 800MiB or 1.5GiB; auto is 512MiB on a CPU, on CUDA what is "

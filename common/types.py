@@ -227,6 +227,7 @@ class ModelInfo:
     draft_fingerprint: str = ""  # of the draft for co-located generation; empty: there is none
     is_reproducible: bool = False  # a token's logits do not depend on what shares its forward
     draft_sources: tuple[str, ...] = ()  # what may draft for co-located generation; the draft is DRAFT_SOURCE
+    kv_dtype: str = ""  # of keys and values; empty: not known
 
 
 @dataclass(slots=True, unsafe_hash=True)  # not frozen, which takes seven times as long to make: one a round

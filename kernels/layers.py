@@ -13,6 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
+from outrider.kernels.device_fp8 import encode, row_scale
+from outrider.kernels.kv_pool import KVPool
+
 GATE_SIZE = 1024  # numbers a program of `gate` writes
 # t = gelu's inner polynomial, of which a sigmoid is taken.
 _GELU_SCALE, _GELU_CUBE = tl.constexpr(math.sqrt(8 / math.pi)), tl.constexpr(0.044715)
@@ -39,9 +42,9 @@ def _add_norm(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _rotate(  # type: ignore[no-untyped-def]
-    qkv, norms, epsilon, cos, sin, slots, key_pool, value_pool,
+    qkv, norms, epsilon, cos, sin, slots, key_pool, value_pool, key_scales, value_scales,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
-    HAS_NORMS: tl.constexpr,
+    HAS_NORMS: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
     """Runs program (row, head): the heads of queries, then those of keys, each with its values."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -64,13 +67,31 @@ def _rotate(  # type: ignore[no-untyped-def]
         tl.store(at, turned_first, mask=is_read)
         tl.store(at + HALF, turned_second, mask=is_read)
     else:
-        slot = tl.load(slots + row).to(tl.int64)
-        place = (slot * NUM_KV_HEADS + head - NUM_HEADS) * (2 * HALF) + dim
-        tl.store(key_pool + place, turned_first, mask=is_read)
-        tl.store(key_pool + place + HALF, turned_second, mask=is_read)
+        place = tl.load(slots + row).to(tl.int64) * NUM_KV_HEADS + head - NUM_HEADS
+        _store_head(key_pool, key_scales, place, dim, turned_first, turned_second, HALF, HAS_SCALES)
         value = at + NUM_KV_HEADS * 2 * HALF
-        tl.store(value_pool + place, tl.load(value, mask=is_read), mask=is_read)
-        tl.store(value_pool + place + HALF, tl.load(value + HALF, mask=is_read), mask=is_read)
+        first_value = tl.load(value, mask=is_read, other=0.0)
+        second_value = tl.load(value + HALF, mask=is_read, other=0.0)
+        _store_head(value_pool, value_scales, place, dim, first_value, second_value, HALF, HAS_SCALES)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _store_head(  # type: ignore[no-untyped-def]
+    pool, scales, place, dim, first, second, HALF: tl.constexpr, HAS_SCALES: tl.constexpr
+):  # fmt: skip
+    """Writes both halves of a head to its place among a pool's heads."""
+    is_kept = dim < HALF
+    at = pool + place * (2 * HALF) + dim
+    if HAS_SCALES:
+        first, second = first.to(tl.float32), second.to(tl.float32)
+        # A maximum of two numbers drops one that is NaN; a sum keeps it.
+        either = tl.maximum(tl.abs(first), tl.abs(second)) + (first - first) + (second - second)
+        either = tl.where(is_kept, either, 0.0)
+        scale = row_scale(tl.max(either, 0) + tl.sum(either - either, 0))
+        tl.store(scales + place, scale)
+        first, second = encode(first, scale), encode(second, scale)
+    tl.store(at, first, mask=is_kept)
+    tl.store(at + HALF, second, mask=is_kept)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -120,18 +141,20 @@ def rotate(
     cos: torch.Tensor,
     sin: torch.Tensor,
     slots: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
+    key_pool: KVPool,
+    value_pool: KVPool,
 ) -> None:
     """Rotates queries in place, and keys into the pool, where values are copied to (`plain_layers.rotate`)."""
-    num_kv_heads, half = key_pool.shape[2], qkv.shape[2] // 2
+    num_kv_heads, half = key_pool.num_kv_heads, qkv.shape[2] // 2
     num_rows, num_heads = qkv.shape[0], qkv.shape[1] - 2 * num_kv_heads
-    assert all(each.is_contiguous() for each in (qkv, cos, sin, slots, key_pool, value_pool)), "other strides"
+    (keys, key_scales), (values, value_scales) = key_pool.operands, value_pool.operands
+    assert all(each.is_contiguous() for each in (qkv, cos, sin, slots, keys, values)), "other strides"
     with torch.cuda.device_of(qkv):  # type: ignore[no-untyped-call]
         _rotate[(num_rows, num_heads + num_kv_heads)](
-            qkv, qkv if norms is None else norms, epsilon, cos, sin, slots, key_pool, value_pool,
-            NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HALF=half,
-            PADDED_HALF=triton.next_power_of_2(half), HAS_NORMS=norms is not None, num_warps=1,
+            qkv, qkv if norms is None else norms, epsilon, cos, sin, slots,
+            keys, values, key_scales, value_scales,
+            NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, HALF=half, PADDED_HALF=triton.next_power_of_2(half),
+            HAS_NORMS=norms is not None, HAS_SCALES=key_pool.scales is not None, num_warps=1,
         )  # fmt: skip
 
 

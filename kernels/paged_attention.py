@@ -23,6 +23,9 @@ import torch
 import triton
 import triton.language as tl
 
+from outrider.kernels.device_fp8 import decode
+from outrider.kernels.kv_pool import KVPool
+
 SPLIT_TOKENS = 512
 KEYS = 32  # of one product; twice as many in bfloat16, and registers are spilled for compute capability 8.0
 MIN_TILE_ROWS = 64  # of one product: the fewest that Hopper's tensor cores take
@@ -49,22 +52,22 @@ def product(left, right, IS_INTERPRETED: tl.constexpr):  # type: ignore[no-untyp
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _add_keys(  # type: ignore[no-untyped-def]
-    top, total, summed, queries, keys_at, values_at, slots, is_key, is_seen, scale, cap,
-    SLOT_SIZE: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    top, total, summed, queries, key_pool, value_pool, key_scales, value_scales, places, is_key, is_seen, scale, cap,
+    HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SCALES: tl.constexpr,
     IS_INTERPRETED: tl.constexpr,
 ):  # fmt: skip
-    """Adds the keys in `slots` [KEYS] to each row's (top, total, summed), where `is_seen` [rows, KEYS]."""
-    dims = tl.arange(0, PADDED_DIM)
-    places = slots.to(tl.int64)[:, None] * SLOT_SIZE + dims[None, :]
-    is_read = is_key[:, None] & (dims < HEAD_DIM)[None, :]
-    keys = tl.load(keys_at + places, mask=is_read, other=0.0)  # [KEYS, PADDED_DIM]
+    """Adds the keys in `places` [KEYS] of the pool's heads to each row's (top, total, summed), where `is_seen`
+    [rows, KEYS]."""
+    keys = _load_heads(key_pool, key_scales, places, is_key, queries.dtype, HEAD_DIM, PADDED_DIM, HAS_SCALES)
     scores = product(queries, tl.trans(keys), IS_INTERPRETED) * scale
     if HAS_SOFTCAP:  # cap · tanh, where `scale` makes the scores twice tanh's argument, in bits
         scores = cap * (1.0 - 2.0 / (tl.exp2(tl.minimum(scores, _MOST_BITS)) + 1.0))
     scores = tl.where(is_seen, scores, -float("inf"))
     new_top = tl.maximum(top, tl.max(scores, 1))
     zero = tl.where(new_top == -float("inf"), 0.0, new_top)
-    values = tl.load(values_at + places, mask=is_read, other=0.0)
+    values = _load_heads(
+        value_pool, value_scales, places, is_key, queries.dtype, HEAD_DIM, PADDED_DIM, HAS_SCALES
+    )
     weights = tl.exp2(scores - zero[:, None]).to(values.dtype)
     rescale = tl.exp2(top - zero)
     summed = summed * rescale[:, None] + product(weights, values, IS_INTERPRETED)
@@ -72,13 +75,28 @@ def _add_keys(  # type: ignore[no-untyped-def]
     return new_top, total * rescale + tl.sum(weights.to(tl.float32), 1), summed
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _load_heads(  # type: ignore[no-untyped-def]
+    pool, scales, places, is_key, dtype: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
+    HAS_SCALES: tl.constexpr,
+):  # fmt: skip
+    """Returns [KEYS, PADDED_DIM] from these places among the pool's heads."""
+    dims = tl.arange(0, PADDED_DIM)
+    is_read = is_key[:, None] & (dims < HEAD_DIM)[None, :]
+    heads = tl.load(pool + places[:, None] * HEAD_DIM + dims[None, :], mask=is_read, other=0)
+    if HAS_SCALES:
+        scale = tl.load(scales + places, mask=is_key, other=0.0)
+        heads = decode(heads, scale[:, None]).to(dtype)
+    return heads
+
+
 @triton.jit(do_not_specialize=["head_stride", "row_stride", "window"])  # type: ignore[untyped-decorator]
 def _attend_split(  # type: ignore[no-untyped-def]
-    query, head_stride, row_stride, key_pool, value_pool, index, positions,
+    query, head_stride, row_stride, key_pool, value_pool, key_scales, value_scales, index, positions,
     scale, cap, window, tops, totals, sums,
     NUM_KV_HEADS: tl.constexpr, NUM_GROUPS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr,
     TILE_ROWS: tl.constexpr, KEYS: tl.constexpr, SPLIT: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
-    IS_INTERPRETED: tl.constexpr,
+    HAS_SCALES: tl.constexpr, IS_INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     """Runs program (tile, KV head, split)."""
     tile = index + tl.program_id(0) * _TILE_FIELDS
@@ -98,7 +116,6 @@ def _attend_split(  # type: ignore[no-untyped-def]
     at = head.to(tl.int64) * head_stride + (first_row + place).to(tl.int64) * row_stride
     is_read = is_query[:, None] & (dims < HEAD_DIM)[None, :]
     queries = tl.load(query + at[:, None] + dims[None, :], mask=is_read, other=0.0)
-    keys_at, values_at = key_pool + kv_head * HEAD_DIM, value_pool + kv_head * HEAD_DIM
     top = tl.full((TILE_ROWS,), -float("inf"), tl.float32)
     total = tl.zeros((TILE_ROWS,), tl.float32)
     summed = tl.zeros((TILE_ROWS, PADDED_DIM), tl.float32)
@@ -114,11 +131,12 @@ def _attend_split(  # type: ignore[no-untyped-def]
             is_key = key < stop
             entry = tl.load(entries + (key - first_key) // entry_keys, mask=is_key, other=0)
             slots = entry * entry_keys + (key - first_key) % entry_keys
+            places = slots.to(tl.int64) * NUM_KV_HEADS + kv_head
             is_seen = is_key[None, :] & (key[None, :] <= sees_until[:, None])
             is_seen = is_seen & (key[None, :] > (position - window)[:, None])
             top, total, summed = _add_keys(
-                top, total, summed, queries, keys_at, values_at, slots, is_key, is_seen, scale, cap,
-                NUM_KV_HEADS * HEAD_DIM, HEAD_DIM, PADDED_DIM, HAS_SOFTCAP, IS_INTERPRETED,
+                top, total, summed, queries, key_pool, value_pool, key_scales, value_scales, places, is_key, is_seen,
+                scale, cap, HEAD_DIM, PADDED_DIM, HAS_SOFTCAP, HAS_SCALES, IS_INTERPRETED,
             )  # fmt: skip
         run += _RUN_FIELDS
 
@@ -196,8 +214,8 @@ def make_parts(query: torch.Tensor, index: Index) -> Parts:
 
 def attend(
     query: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
+    key_pool: KVPool,
+    value_pool: KVPool,
     index: Index,
     parts: Parts,
     out: torch.Tensor,
@@ -208,13 +226,14 @@ def attend(
 ) -> None:
     """Writes the attention of queries [heads, num_rows, head_dim] to `out` [num_rows, heads, head_dim].
 
-    The pools are [num_blocks, block_size, kv_heads, head_dim], contiguous; all are float32, bfloat16 or float16
-    alike, the query's last dimension is contiguous. A row sees `window` tokens, itself the last of them (None: all
+    Rows of the pools are contiguous; all are float32, bfloat16 or float16 alike, rows with scales excepted; the query's
+    last dimension is contiguous. A row sees `window` tokens, itself the last of them (None: all
     before it); with a `softcap` c a score s counts as c · tanh(s / c). `split_tokens` is a multiple of `KEYS`.
     """
     num_heads, num_rows, head_dim = query.shape
-    num_kv_heads = key_pool.shape[2]
-    assert query.stride(2) == 1 and key_pool.is_contiguous() and value_pool.is_contiguous(), "other strides"
+    num_kv_heads = key_pool.num_kv_heads
+    (keys, key_scales), (values, value_scales) = key_pool.operands, value_pool.operands
+    assert query.stride(2) == 1 and keys.is_contiguous() and values.is_contiguous(), "other strides"
     assert split_tokens % KEYS == 0, f"splits of {split_tokens} tokens are no multiple of {KEYS}"
     num_groups = num_heads // num_kv_heads
     padded_dim = max(16, triton.next_power_of_2(head_dim))
@@ -224,11 +243,11 @@ def attend(
     # Triton launches on the current device, wherever its tensors are.
     with torch.cuda.device_of(query):  # type: ignore[no-untyped-call]
         _attend_split[(index.num_tiles, num_kv_heads, index.num_splits)](
-            query, query.stride(0), query.stride(1), key_pool, value_pool, index.values, positions,
-            scale * _LOG2_E, cap * _LOG2_E, window, parts.tops, parts.totals, parts.sums,
+            query, query.stride(0), query.stride(1), keys, values, key_scales, value_scales,
+            index.values, positions, scale * _LOG2_E, cap * _LOG2_E, window, parts.tops, parts.totals, parts.sums,
             NUM_KV_HEADS=num_kv_heads, NUM_GROUPS=num_groups, HEAD_DIM=head_dim, PADDED_DIM=padded_dim,
             TILE_ROWS=tile_rows, KEYS=KEYS, SPLIT=split_tokens, HAS_SOFTCAP=softcap is not None,
-            IS_INTERPRETED=not isinstance(_attend_split, triton.JITFunction),
+            HAS_SCALES=key_pool.scales is not None, IS_INTERPRETED=not isinstance(_attend_split, triton.JITFunction),
             num_warps=num_warps(query.dtype), enable_fp_fusion=True,
         )  # fmt: skip
         _combine[(num_rows, num_kv_heads)](

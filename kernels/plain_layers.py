@@ -9,6 +9,8 @@ import math
 
 import torch
 
+from outrider.kernels.kv_pool import KVPool
+
 
 def add_norm(
     states: torch.Tensor,
@@ -35,16 +37,16 @@ def rotate(
     cos: torch.Tensor,
     sin: torch.Tensor,
     slots: torch.Tensor,
-    key_pool: torch.Tensor,
-    value_pool: torch.Tensor,
+    key_pool: KVPool,
+    value_pool: KVPool,
 ) -> None:
     """Rotates queries in place and keys into the pool, where values are copied to.
 
     `qkv` is [rows, heads + 2 · kv_heads, head_dim], contiguous; `cos` and `sin` are float32 [rows, head_dim / 2]; with
     `norms` [2, head_dim] queries and keys are normalised before, by its first and second row. Row i is written to
-    slot `slots[i]` of the pools [num_blocks, block_size, kv_heads, head_dim]. Of rows with one slot any is left there.
+    slot `slots[i]` of the pools. Of rows with one slot any is left there.
     """
-    num_kv_heads, half = key_pool.shape[2], qkv.shape[2] // 2
+    num_kv_heads, half = key_pool.num_kv_heads, qkv.shape[2] // 2
     num_heads = qkv.shape[1] - 2 * num_kv_heads
     wide = qkv[:, :-num_kv_heads].float()
     if norms is not None:
@@ -54,8 +56,8 @@ def rotate(
     first, second, cos, sin = wide[..., :half], wide[..., half:], cos[:, None], sin[:, None]
     rotated = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
     qkv[:, :num_heads] = rotated[:, :num_heads]
-    key_pool.flatten(0, 1)[slots] = rotated[:, num_heads:].to(key_pool.dtype)
-    value_pool.flatten(0, 1)[slots] = qkv[:, -num_kv_heads:]
+    key_pool.write(slots, rotated[:, num_heads:].to(qkv.dtype))
+    value_pool.write(slots, qkv[:, -num_kv_heads:])
 
 
 def gate(gate_up: torch.Tensor, activation: str, out: torch.Tensor) -> None:

@@ -16,6 +16,7 @@ from benchmarks.gpu_check.variants import ATTENTIONS, Attention, NotHere
 from outrider.cloud_verifier.backends.attention import AttentionRule
 from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.experiments.shared.results import at_most
+from outrider.kernels.kv_pool import KVPool
 
 CASES = tuple(
     itertools.product((1, 5, 64), (128, 2048, 16_384), (1, 4, 16, 64))
@@ -29,13 +30,13 @@ TOY_SHOWN = (5, 300, 4)
 class Pools:
     """Holds the keys and values of one layer, and the ids of its blocks in the order in which they are given out."""
 
-    keys: torch.Tensor  # [num_blocks, block_size, kv_heads, head_dim]
-    values: torch.Tensor
+    keys: KVPool
+    values: KVPool
     block_ids: list[int]
 
     def sequences(self, num_sequences: int, num_queries: int, length: int) -> list[PackedSequence]:
         """Returns sequences of one length, in blocks from all over the pool."""
-        num_blocks = -(-length // self.keys.shape[1])
+        num_blocks = -(-length // self.keys.block_size)
         return [
             PackedSequence(
                 i * num_queries, num_queries, length, self.block_ids[i * num_blocks : (i + 1) * num_blocks]
@@ -120,7 +121,7 @@ def make_pools(setting: Setting, shape: Shape, dtype: torch.dtype, block_size: i
         torch.randn(size, dtype=dtype, device=setting.device, generator=generator) for _ in range(2)
     )
     order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(0))
-    return Pools(keys, values, (order + 1).tolist())
+    return Pools(KVPool(keys), KVPool(values), (order + 1).tolist())
 
 
 def _run_case(
@@ -160,9 +161,9 @@ def _run_case(
 def plain_attention(query: torch.Tensor, pools: Pools, sequence: PackedSequence) -> torch.Tensor:
     """Returns [queries, heads, head_dim] in float64 for queries [heads, queries, head_dim] of one sequence."""
     blocks = torch.tensor(sequence.block_ids, device=query.device)
-    num_groups = query.shape[0] // pools.keys.shape[2]
+    num_groups = query.shape[0] // pools.keys.num_kv_heads
     keys, values = (
-        pool[blocks]
+        pool.rows[blocks]
         .flatten(0, 1)[: sequence.length]
         .transpose(0, 1)
         .double()

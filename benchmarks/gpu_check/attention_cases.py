@@ -20,6 +20,7 @@ from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.cloud_verifier.backends.paged import PagedPlanner
 from outrider.common.tree import Tree
 from outrider.kernels import reference
+from outrider.kernels.kv_pool import KVPool
 from outrider.kernels.paged_attention import KEYS
 
 PLAIN = AttentionRule()
@@ -42,6 +43,7 @@ class Sizes:
     num_kv_heads: int = 2
     head_dim: int = 16
     block_size: int = 16
+    is_fp8: bool = False  # keys and values are kept so
 
     def planner(self, device: str, split_tokens: int) -> PagedPlanner:
         """Returns the planner of our kernel."""
@@ -103,9 +105,10 @@ class Batch:
             text, slots = self._tokens(part, sequence), self._slots(sequence, range(part.length))
             keys.flatten(0, 1)[slots], values.flatten(0, 1)[slots] = text.keys, text.values
             queries.append(text.queries[:, sequence.past :])
-        self.query, self.keys, self.values = (
+        self.query, keys, values = (
             each.to(device=device, dtype=dtype) for each in (torch.cat(queries, 1), keys, values)
         )
+        self.keys, self.values = (KVPool.holding(each, is_fp8=sizes.is_fp8) for each in (keys, values))
 
     def _tokens(self, part: Part, sequence: PackedSequence) -> Text:
         """Returns the tokens of a sequence in the order of its slots."""
@@ -134,7 +137,9 @@ class Batch:
 
     def error(self, planner: AttentionPlanner, rule: AttentionRule = PLAIN) -> float:
         """Returns the largest difference from attention in float64."""
-        query, keys, values = (each.float().cpu().numpy() for each in (self.query, self.keys, self.values))
+        shape = -1, self.sizes.block_size, self.sizes.num_kv_heads, self.sizes.head_dim
+        kept = [pool.read(slice(None)).view(shape) for pool in (self.keys, self.values)]
+        query, keys, values = (each.float().cpu().numpy() for each in (self.query, *kept))
         seen = [
             self._slots(each, places[-(rule.window or len(places)) :])
             for each in self.sequences

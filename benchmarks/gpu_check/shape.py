@@ -111,7 +111,7 @@ def make_facts(setting: Setting, shape: Shape, dtype: torch.dtype) -> TargetFact
         dtype=str(dtype).removeprefix("torch."),
         device=setting.device,
         model_id="shape",
-        fingerprint="",
+        weights_fingerprint="",
         tokenizer_fingerprint="",
         eos_token_ids=(),
         num_layers=shape.num_layers,

@@ -16,6 +16,7 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.kernels.kv_pool import KVPool
 
 ATTENTION_NAME = "outrider_paged"
 # Keyword arguments by which models ask for something plain softmax attention does not do.
@@ -71,12 +72,11 @@ class PagedAttention(Protocol):
     """Computes the attention of one packed forward, for any of its layers."""
 
     def __call__(
-        self, query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, rule: AttentionRule
+        self, query: torch.Tensor, key_pool: KVPool, value_pool: KVPool, rule: AttentionRule
     ) -> torch.Tensor:
         """Returns [rows, heads, head_dim] for queries [heads, rows, head_dim].
 
-        The pools [num_blocks, block_size, kv_heads, head_dim] have the rows' own keys and values. Raises
-        NotImplementedError for a rule that it cannot follow.
+        The pools have the rows' own keys and values. Raises NotImplementedError for a rule that it cannot follow.
         """
 
 
@@ -103,8 +103,8 @@ class AttentionPlanner(Protocol):
 class ForwardPlan:
     """Holds what every layer needs of one packed forward."""
 
-    key_pools: list[torch.Tensor]  # per layer [num_blocks, block_size, kv_heads, head_dim]
-    value_pools: list[torch.Tensor]
+    key_pools: list[KVPool]  # per layer
+    value_pools: list[KVPool]
     write: slice | torch.Tensor  # slots of the packed tokens: a tensor where the decoder writes padding
     attention: PagedAttention
     num_rows: int  # rows after these only pad a product: they have no KV and their answers are dropped
@@ -147,7 +147,7 @@ def paged_attention(
 def write(plan: ForwardPlan, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
     """Writes one layer's keys and values [kv_heads, rows, head_dim] of what is no padding to the pool."""
     for pool, each in ((plan.key_pools[layer], key), (plan.value_pools[layer], value)):
-        _write(pool, plan.write, each[:, : plan.num_rows].transpose(0, 1))
+        pool.write(plan.write, each[:, : plan.num_rows].transpose(0, 1))
 
 
 def attend(plan: ForwardPlan, layer: int, query: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
@@ -160,14 +160,6 @@ def attend(plan: ForwardPlan, layer: int, query: torch.Tensor, rule: AttentionRu
         query = query[:, : plan.num_rows]
     out = plan.attention(query, plan.key_pools[layer], plan.value_pools[layer], rule)
     return pad(out, (0, 0, 0, 0, 0, num_padding)) if num_padding else out
-
-
-def _write(pool: torch.Tensor, slots: slice | torch.Tensor, rows: torch.Tensor) -> None:
-    pool = pool.flatten(0, 1)  # a view: [num_slots, kv_heads, head_dim]
-    if isinstance(slots, slice):
-        pool[slots] = rows
-    else:
-        pool.index_copy_(0, slots, rows)
 
 
 def register_attention() -> None:

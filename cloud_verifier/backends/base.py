@@ -65,6 +65,7 @@ class TargetBackend(Protocol):
     fingerprint: str  # of the configuration and the weights
     tokenizer_fingerprint: str
     eos_token_ids: tuple[int, ...]
+    kv_dtype: str  # of keys and values: the target's, or "fp8"
     is_reproducible: bool  # a row's logits have the same bits whatever shares its forward
     num_forwards: int  # counters, only rise
     num_query_rows: int  # tokens fed, over all forwards: packed, so equal to the sum of the items' tokens

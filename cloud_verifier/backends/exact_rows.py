@@ -26,6 +26,7 @@ from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.tiled import TiledPlanner
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
+from outrider.kernels.kv_pool import KVPool
 
 logger = logging.getLogger(__name__)
 
@@ -252,13 +253,14 @@ def check_attention(backend: TransformersBackend) -> None:
         torch.randn(shape, generator=generator).to(device=backend.device, dtype=getattr(torch, facts.dtype))
         for shape in (pool, pool, (facts.num_heads, lengths[-1], facts.head_dim))
     )
+    key_pool, value_pool = (KVPool.holding(each, is_fp8=facts.has_fp8_kv) for each in (keys, values))
 
     def sequence(length: int, num_queries: int, start: int = 0, is_run: bool = True) -> PackedSequence:
         return PackedSequence(start, num_queries, length, blocks[: -(-length // block_size)], is_run)
 
     def attend(rule: AttentionRule, sequences: Sequence[PackedSequence]) -> torch.Tensor:
         rows = [row for each in sequences for row in range(each.past, each.length)]
-        return planner.plan(sequences)(query[:, rows], keys, values, rule)
+        return planner.plan(sequences)(query[:, rows], key_pool, value_pool, rule)
 
     for rule in backend.rules:
         whole = attend(rule, [sequence(lengths[-1], lengths[-1])])

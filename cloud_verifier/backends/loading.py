@@ -30,6 +30,7 @@ from outrider.common.errors import ModelError
 
 DTYPES = ("float32", "bfloat16")
 DECODERS = ("auto", "lean", "cuda", "transformers")
+KV_DTYPES = ("auto", "fp8")
 MIN_KV_TOKENS = 256
 STEP_TOKENS = 512  # of the largest step, where nobody says
 
@@ -39,6 +40,7 @@ def load_target(
     *,
     device: str = "cpu",
     dtype: str = "auto",
+    kv_dtype: str = "auto",
     kv_bytes: int | None = None,
     kv_tokens: int | None = None,
     step_tokens: int = STEP_TOKENS,
@@ -51,9 +53,10 @@ def load_target(
     """Loads a decoder from a local directory (config.json, tokenizer.json, *.safetensors).
 
     `device` is "cpu", "cuda" or "cuda:N"; `dtype` "float32", "bfloat16" or "auto" (float32 on a CPU, bfloat16
-    on CUDA); `kv_bytes` the size of the KV pool for all sequences, or `kv_tokens` the same in tokens (of neither:
-    512 MiB on a CPU, on CUDA what is free beside the weights and a step of `step_tokens`); `block_size` the tokens
-    of a block; `num_threads` torch's CPU threads (0 leaves torch's own choice; a setting of the whole process);
+    on CUDA); `kv_dtype` that of keys and values: "auto", which is the same, or "fp8" (`kernels.fp8`); `kv_bytes` the
+    size of the KV pool for all sequences, or `kv_tokens` the same in tokens (of neither: 512 MiB on a CPU, on CUDA what
+    is free beside the weights and a step of `step_tokens`); `block_size` the tokens of a block; `num_threads` torch's
+    CPU threads (0 leaves torch's own choice; a setting of the whole process);
     `decoder` is "lean" or "cuda", our own for a CPU and for CUDA, for the models that they compute, or
     "transformers", which is used for all others too; "auto" is that of the device; `exact_rows` "auto", "on" or
     "off" (see `exact_rows.use_exact_rows`); `on_progress` is called as weights are read.
@@ -68,6 +71,8 @@ def load_target(
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
+    if kv_dtype not in KV_DTYPES:
+        raise ModelError(f"kv_dtype {kv_dtype!r} is not one of {', '.join(KV_DTYPES)}")
     if num_threads:
         torch.set_num_threads(num_threads)
     if decoder not in DECODERS:
@@ -79,7 +84,7 @@ def load_target(
         config, loaded = _load_decoder(directory, config_json, weights, dtype, decoder)
     return make_backend(
         loaded,
-        _facts(directory, config, device, dtype),
+        _facts(directory, config, device, dtype, has_fp8_kv=kv_dtype == "fp8"),
         kv_bytes=kv_bytes,
         kv_tokens=kv_tokens,
         step_tokens=step_tokens,
@@ -173,7 +178,7 @@ def _check_device(device: str) -> None:
         )
 
 
-def _facts(directory: Path, config: Any, device: str, dtype: str) -> TargetFacts:
+def _facts(directory: Path, config: Any, device: str, dtype: str, *, has_fp8_kv: bool) -> TargetFacts:
     from outrider.common.models import fingerprint
 
     tokenizer_json = directory / "tokenizer.json"
@@ -191,7 +196,7 @@ def _facts(directory: Path, config: Any, device: str, dtype: str) -> TargetFacts
         dtype=dtype,
         device=device,
         model_id=directory.resolve().name,
-        fingerprint=fingerprint.target_fingerprint(directory),
+        weights_fingerprint=fingerprint.target_fingerprint(directory),
         tokenizer_fingerprint=fingerprint.tokenizer_fingerprint(tokenizer_json),
         eos_token_ids=_eos_token_ids(directory, config),
         num_layers=int(config.num_hidden_layers),
@@ -199,6 +204,7 @@ def _facts(directory: Path, config: Any, device: str, dtype: str) -> TargetFacts
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
         head_dim=int(head_dim),
         windows=config.windows if is_own else layer_windows(config, config.max_position_embeddings),
+        has_fp8_kv=has_fp8_kv,
     )
 
 

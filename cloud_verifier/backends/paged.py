@@ -14,6 +14,7 @@ import torch
 
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, FixedAttention
 from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.kernels.kv_pool import KVPool
 from outrider.kernels.paged_attention import (
     KEYS,
     SPLIT_TOKENS,
@@ -66,7 +67,7 @@ class KernelAttention(FixedAttention):
     parts: list[Parts] = field(default_factory=list)  # of each launch, from the first layer on
 
     def __call__(
-        self, query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, rule: AttentionRule
+        self, query: torch.Tensor, key_pool: KVPool, value_pool: KVPool, rule: AttentionRule
     ) -> torch.Tensor:
         num_heads, num_rows, head_dim = query.shape
         if not self.parts:

@@ -14,6 +14,7 @@ from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
 from outrider.common.tree import Tree
+from outrider.kernels.kv_pool import KVPool
 
 logger = logging.getLogger(__name__)
 
@@ -65,9 +66,11 @@ def _attention_difference(backend: TransformersBackend, other: AttentionPlanner)
         torch.randn(shape, generator=generator).to(device=backend.device, dtype=getattr(torch, facts.dtype))
         for shape in (pool, pool, (facts.num_heads, start, facts.head_dim))
     )
+    key_pool, value_pool = (KVPool.holding(each, is_fp8=facts.has_fp8_kv) for each in (keys, values))
     for rule in backend.rules:
         found, expected = (
-            each.plan(sequences)(query, keys, values, rule).float() for each in (backend.planner, other)
+            each.plan(sequences)(query, key_pool, value_pool, rule).float()
+            for each in (backend.planner, other)
         )
         error, largest = (found - expected).abs().max(), expected.abs().max()
         if (reason := _excess("attention", error, largest, facts.dtype)) is not None:

@@ -20,6 +20,8 @@ from outrider.cloud_verifier.backends.attention import (
     softmax_attention,
 )
 from outrider.cloud_verifier.backends.packing import PackedSequence, group_similar, pad_tables
+from outrider.kernels.fp8 import dequantize
+from outrider.kernels.kv_pool import KVPool
 
 MAX_FOLDED_QUERIES = 64  # beyond it the mask of folded heads costs more than repeating keys
 
@@ -30,19 +32,23 @@ class BlockGatherer:
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor | None] = [None, None]
 
-    def __call__(self, pool: torch.Tensor, block_ids: torch.Tensor, which: int) -> torch.Tensor:
-        """Returns [tokens, kv_heads, head_dim] from a pool [num_blocks, block_size, kv_heads, head_dim].
+    def __call__(self, pool: KVPool, block_ids: torch.Tensor, which: int) -> torch.Tensor:
+        """Returns [tokens, kv_heads, head_dim] of whole blocks.
 
         It is valid until the next call with the same `which` (0: keys, 1: values).
         """
-        num_blocks, num_tokens = block_ids.shape[0], block_ids.shape[0] * pool.shape[1]
-        flat = pool.flatten(1)
+        num_blocks, num_tokens = block_ids.shape[0], block_ids.shape[0] * pool.block_size
+        flat = pool.rows.flatten(1)
         buffer = self._buffers[which]
         if buffer is None or buffer.shape[0] < num_blocks:
             buffer = self._buffers[which] = flat.new_empty((2 * num_blocks, flat.shape[1]))
         rows = buffer[:num_blocks]
         torch.index_select(flat, 0, block_ids, out=rows)
-        return rows.view(num_tokens, *pool.shape[2:])
+        rows = rows.view(num_tokens, *pool.rows.shape[2:])
+        if pool.scales is None:
+            return rows
+        scales = pool.scales.flatten(1).index_select(0, block_ids).view(num_tokens, -1)
+        return dequantize(rows, scales, pool.dtype)
 
 
 @dataclass(slots=True)
@@ -66,8 +72,8 @@ class Segment:
     def attend(
         self,
         query: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
+        key_pool: KVPool,
+        value_pool: KVPool,
         rule: AttentionRule,
         gather: BlockGatherer,
     ) -> torch.Tensor:
@@ -86,9 +92,9 @@ class Segment:
             out = softmax_attention(query[None], keys, values, rule, self.mask, is_causal=self.is_causal)[0]
         return out.transpose(0, 1)
 
-    def _tokens(self, pool: torch.Tensor, gather: BlockGatherer, which: int) -> torch.Tensor:
+    def _tokens(self, pool: KVPool, gather: BlockGatherer, which: int) -> torch.Tensor:
         if isinstance(self.kv, slice):
-            return pool.flatten(0, 1)[self.kv]
+            return pool.read(self.kv)
         return gather(pool, self.kv, which)[: self.kv_length]
 
 
@@ -105,8 +111,8 @@ class PaddedGroup:
     def attend(
         self,
         query: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
+        key_pool: KVPool,
+        value_pool: KVPool,
         rule: AttentionRule,
         gather: BlockGatherer,
     ) -> torch.Tensor:
@@ -150,7 +156,7 @@ class SdpaPlanner(AttentionPlanner):
         gather = self._gather
 
         def attend(
-            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, rule: AttentionRule
+            query: torch.Tensor, key_pool: KVPool, value_pool: KVPool, rule: AttentionRule
         ) -> torch.Tensor:
             if (parts := parts_of.get(rule.window)) is None:
                 parts = parts_of[rule.window] = [self._part(group, rule.window) for group in groups]

@@ -21,6 +21,7 @@ from outrider.cloud_verifier.backends.attention import (
 )
 from outrider.cloud_verifier.backends.packing import MAX_BATCHED_LENGTH, PackedSequence
 from outrider.cloud_verifier.backends.sdpa import BlockGatherer, unseen
+from outrider.kernels.kv_pool import KVPool
 
 # Query heads that share a key head are rows of one product; at least this many fill its kernel.
 TILE_ROWS = 16
@@ -111,8 +112,8 @@ class TileCall:
     def attend(
         self,
         query: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
+        key_pool: KVPool,
+        value_pool: KVPool,
         rule: AttentionRule,
         gather: BlockGatherer,
     ) -> torch.Tensor:
@@ -132,15 +133,15 @@ class TileCall:
         out = out.reshape(num_tiles, num_heads, -1, head_dim).transpose(1, 2).flatten(0, 1)
         return out[self.answered]
 
-    def _tokens(self, pool: torch.Tensor, span: int, gather: BlockGatherer, which: int) -> torch.Tensor:
+    def _tokens(self, pool: KVPool, span: int, gather: BlockGatherer, which: int) -> torch.Tensor:
         if isinstance(self.kv, slice):
-            tokens = pool.flatten(0, 1)[self.kv][None]
+            tokens = pool.read(self.kv)[None]
         else:
             tokens = gather(pool, self.kv, which)
             if self.moved is not None:
                 places, slots = self.moved
-                tokens.index_copy_(0, places, pool.flatten(0, 1).index_select(0, slots))
-            tokens = tokens.view(-1, self._gathered(span, pool.shape[1]), *tokens.shape[1:])[:, :span]
+                tokens.index_copy_(0, places, pool.read(slots))
+            tokens = tokens.view(-1, self._gathered(span, pool.block_size), *tokens.shape[1:])[:, :span]
         return tokens.transpose(1, 2)
 
     def _mask(self, window: int | None) -> torch.Tensor:
@@ -176,7 +177,7 @@ class TiledPlanner(AttentionPlanner):
         gather = self._gather
 
         def attend(
-            query: torch.Tensor, key_pool: torch.Tensor, value_pool: torch.Tensor, rule: AttentionRule
+            query: torch.Tensor, key_pool: KVPool, value_pool: KVPool, rule: AttentionRule
         ) -> torch.Tensor:
             if len(calls) == 1:  # its target is every row, in order
                 return calls[0].attend(query, key_pool, value_pool, rule, gather)

@@ -19,7 +19,9 @@ from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPl
 from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
+from outrider.common.models.fingerprint import served_fingerprint
 from outrider.common.tree import Tree, is_chain
+from outrider.kernels.kv_pool import KVPool
 
 BLOCK_SIZE = 16
 
@@ -34,7 +36,7 @@ class TargetFacts:
     dtype: str
     device: str
     model_id: str
-    fingerprint: str
+    weights_fingerprint: str  # of the directory
     tokenizer_fingerprint: str
     eos_token_ids: tuple[int, ...]
     num_layers: int
@@ -42,12 +44,22 @@ class TargetFacts:
     num_kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]  # of each layer: tokens that it attends over, None: all
+    has_fp8_kv: bool = False  # keys and values are kept in FP8 (`kernels.fp8`), else in `dtype`
+
+    @property
+    def fingerprint(self) -> str:
+        """Returns what `Describe` says: equal where the text is."""
+        changes = [] if self.dtype == "float32" else [f"dtype={self.dtype}"]
+        if self.has_fp8_kv:
+            changes.append("kv=fp8")
+        return served_fingerprint(self.weights_fingerprint, changes)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Returns the bytes of one token's keys and values over all layers."""
         itemsize = int(getattr(torch, self.dtype).itemsize)
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * itemsize
+        of_head = self.head_dim + torch.float16.itemsize if self.has_fp8_kv else self.head_dim * itemsize
+        return 2 * self.num_layers * self.num_kv_heads * of_head
 
 
 @dataclass(eq=False, slots=True)
@@ -152,6 +164,7 @@ class TransformersBackend(TargetBackend):
         self.facts = facts
         self.num_tokens, self.vocab_size = facts.num_tokens, facts.vocab_size
         self.dtype, self.device = facts.dtype, facts.device
+        self.kv_dtype = "fp8" if facts.has_fp8_kv else facts.dtype
         self.model_id, self.fingerprint = facts.model_id, facts.fingerprint
         self.tokenizer_fingerprint = facts.tokenizer_fingerprint
         self.eos_token_ids = facts.eos_token_ids
@@ -167,10 +180,10 @@ class TransformersBackend(TargetBackend):
         self.feature_layers: tuple[int, ...] = ()
         # Of the last forward, by layer, each [tokens fed, hidden_size].
         self.features: dict[int, torch.Tensor] = {}
-        self._pools: list[torch.Tensor] = []  # keys, then values, of all layers
-        # Views of them, per layer: [num_blocks, block_size, kv_heads, head_dim].
-        self._key_pools: list[torch.Tensor] = []
-        self._value_pools: list[torch.Tensor] = []
+        # Of all layers, [layers, num_blocks, block_size, kv_heads, ...]: rows of keys and of values, and their scales.
+        self._pools: list[torch.Tensor] = []
+        self._key_pools: list[KVPool] = []  # views of them, per layer
+        self._value_pools: list[KVPool] = []
         # On their way to the device together; None: each on its own.
         self.inputs = FixedInputs(torch.device(facts.device)) if decoder.writes_padding else None
         # Of the layers that attended in the last forward, in order.
@@ -196,11 +209,15 @@ class TransformersBackend(TargetBackend):
         facts, blocks = self.facts, self.blocks
         assert blocks.num_free == blocks.num_blocks, "the KV of open sequences would be lost"
         num_blocks = blocks.num_blocks + 1  # the last is the spare one
-        shape = (facts.num_layers, num_blocks, blocks.block_size, facts.num_kv_heads, facts.head_dim)
-        dtype = getattr(torch, facts.dtype)
+        heads = (facts.num_layers, num_blocks, blocks.block_size, facts.num_kv_heads)
+        shape, dtype = (*heads, facts.head_dim), getattr(torch, facts.dtype)
         self._pools, self._key_pools, self._value_pools = [], [], []  # the old go before the new ones come
-        self._pools = [_zeros(shape, dtype, self._device) for _ in range(2)]
-        self._key_pools, self._value_pools = (list(pool) for pool in self._pools)
+        for pools in (self._key_pools, self._value_pools):
+            rows = _zeros(shape, torch.uint8 if facts.has_fp8_kv else dtype, self._device)
+            scales = _zeros(heads, torch.float16, self._device) if facts.has_fp8_kv else None
+            self._pools += [rows] if scales is None else [rows, scales]
+            for layer in range(facts.num_layers):
+                pools.append(KVPool(rows[layer], None if scales is None else scales[layer], dtype))
 
     @property
     def num_kv_tokens(self) -> int:

@@ -137,6 +137,7 @@ def load_server(config: ServeConfig, kv_bytes: int | None, entrance: Entrance) -
             config.target,
             device=config.device,
             dtype=config.dtype,
+            kv_dtype=config.kv_dtype,
             kv_bytes=kv_bytes,
             step_tokens=config.max_step_tokens,
             num_threads=config.num_threads,
@@ -159,7 +160,8 @@ def describe_target(backend: TransformersBackend) -> str:
     slow = (
         "" if backend.device == "cpu" or backend.has_paged_kernel else " without the paged attention kernel"
     )
-    kv = f"KV pool of {backend.num_kv_tokens:,} tokens in {show_size(backend.num_kv_bytes)}"
+    in_fp8 = "FP8, " if backend.facts.has_fp8_kv else ""
+    kv = f"KV pool of {backend.num_kv_tokens:,} tokens in {in_fp8}{show_size(backend.num_kv_bytes)}"
     where = f"{through}{backend.dtype}, {rows}, {backend.device}{slow}, context {backend.max_context}, {kv}"
     return f"{backend.model_id} ({where})"
 

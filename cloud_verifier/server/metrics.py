@@ -67,6 +67,7 @@ class VerifierCollector(Collector):
             "protocol_version": str(model.protocol_version),
             "model_id": model.model_id,
             "dtype": model.dtype,
+            "kv_dtype": model.kv_dtype,
             "device": model.device,
         }
         return InfoMetricFamily(PREFIX.rstrip("_"), "What this verifier serves.", facts)

@@ -45,5 +45,6 @@ def make_model_info(
         labels=(*own_labels, *labels),
         draft_fingerprint=drafter.fingerprint if drafter else "",
         is_reproducible=backend.is_reproducible,
+        kv_dtype=backend.kv_dtype,
         draft_sources=drafter.sources if drafter else (),
     )

@@ -172,6 +172,7 @@ def decode_model_info(message: pb.DescribeResponse) -> ModelInfo:
         labels=tuple(map(one_line, message.labels)),
         draft_fingerprint=one_line(message.draft_fingerprint),
         is_reproducible=message.is_reproducible,
+        kv_dtype=one_line(message.kv_dtype),
         draft_sources=tuple(map(one_line, message.draft_sources)) or _of_older(message),
     )
 

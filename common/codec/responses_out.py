@@ -176,6 +176,7 @@ def encode_model_info(info: ModelInfo) -> pb.DescribeResponse:
         labels=info.labels,
         draft_fingerprint=info.draft_fingerprint,
         is_reproducible=info.is_reproducible,
+        kv_dtype=info.kv_dtype,
         draft_sources=info.draft_sources,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,14 @@ def num_tokens(tokenizer_json: Path) -> int:
 def target_fingerprint(directory: Path) -> str:
     """Returns the fingerprint of a model directory's configuration and weights. Raises ModelError as below."""
     return directory_fingerprint([directory / "config.json", *directory.glob("*.safetensors")])
+
+
+def served_fingerprint(fingerprint: str, changes: Sequence[str]) -> str:
+    """Returns the fingerprint of a target that is served otherwise than in float32, as `changes` say ("kv=fp8"): its
+    text is another. Without changes it is that of the directory."""
+    if not changes:
+        return fingerprint
+    return hashlib.sha256("\n".join((fingerprint, *sorted(changes))).encode()).hexdigest()
 
 
 def directory_fingerprint(paths: Iterable[Path]) -> str:

@@ -52,7 +52,8 @@ def check_remote(config: RunConfig) -> RemoteResult:
 def _name(model: ModelInfo) -> str:
     labels = f", {', '.join(model.labels)}" if model.labels else ""
     rows = "" if model.is_reproducible else ", not reproducible"
-    where = f"{model.dtype}{rows}, {model.device}, context {model.limits.max_context}"
+    kv = "" if model.kv_dtype in ("", model.dtype) else f", KV in {model.kv_dtype}"
+    where = f"{model.dtype}{kv}{rows}, {model.device}, context {model.limits.max_context}"
     return f"{model.model_id} ({where}), version {model.server_version}{labels}"
 
 

@@ -37,6 +37,7 @@ class SyntheticBackend:
     max_tree_nodes = 0  # what it accepts is drawn for chains
     num_kv_tokens = 1 << 30
     dtype = "float32"
+    kv_dtype = "float32"
     device = "cpu"
     is_reproducible = True
     model_id = "synthetic"

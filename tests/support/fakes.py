@@ -52,7 +52,8 @@ class FakeBackend:
         self.vocab_size = num_tokens + 3  # padded: the last three ids do not exist
         self.max_context = max_context
         self.max_tree_nodes = max_context
-        self.dtype, self.device, self.model_id = "float32", "cpu", "fake"
+        self.dtype = self.kv_dtype = "float32"
+        self.device, self.model_id = "cpu", "fake"
         self.fingerprint, self.tokenizer_fingerprint = "f" * 16, "t" * 16
         self.eos_token_ids: tuple[int, ...] = (0,)
         self.is_reproducible = True

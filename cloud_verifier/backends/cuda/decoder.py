@@ -29,6 +29,7 @@ from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.kernels import plain_layers
+from outrider.kernels.kv_pool import KVPool
 
 logger = logging.getLogger(__name__)
 
@@ -54,8 +55,8 @@ class LayerKernels(Protocol):
         cos: torch.Tensor,
         sin: torch.Tensor,
         slots: torch.Tensor,
-        key_pool: torch.Tensor,
-        value_pool: torch.Tensor,
+        key_pool: KVPool,
+        value_pool: KVPool,
     ) -> None:
         """Rotates queries and keys, and writes keys and values to their slots."""
 

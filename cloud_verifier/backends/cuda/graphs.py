@@ -109,7 +109,7 @@ def _key(token_ids: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan) ->
     assert isinstance(plan.write, torch.Tensor)
     if (of_attention := attention.fixed) is None:
         return None
-    tensors = token_ids, positions, plan.write, plan.key_pools[0], plan.value_pools[0]
+    tensors = token_ids, positions, plan.write, plan.key_pools[0].rows, plan.value_pools[0].rows
     kept = len(plan.feature_layers), *plan.feature_layers
     return num_rows, *kept, *of_attention, *(each.data_ptr() for each in tensors)
 

@@ -119,6 +119,7 @@ class _Handlers:
                 "target": model.model_id,
                 "target_fingerprint": model.target_fingerprint,
                 "dtype": model.dtype,
+                "kv_dtype": model.kv_dtype,
                 "device": model.device,
                 "max_context": model.limits.max_context,
                 "methods": [str(method) for method in model.methods],

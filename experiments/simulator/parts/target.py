@@ -80,6 +80,7 @@ class SimulatedTarget:
     max_context = 1 << 30
     max_tree_nodes = 1 << 30
     dtype = "simulated"
+    kv_dtype = "simulated"
     device = "simulated"
     model_id = "simulated"
     fingerprint = text.FINGERPRINT

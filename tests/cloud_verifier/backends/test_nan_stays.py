@@ -13,24 +13,29 @@ import torch
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.transformers_backend import Decoder, PagedSequence, TransformersBackend
+from outrider.kernels.kv_pool import KVPool
 
 TEXT = [(37 * i + 11) % 300 for i in range(200)]
 # Queries and lengths that are padded into one call, that attend alone, and that fill their last block.
-DECODERS = {"lean": "lean", "cuda": "cuda"}
+DECODERS = {"lean": "lean", "lean in fp8": "lean", "cuda": "cuda"}
 LENGTHS = (1, 3, 8, 9, 17, 31, 33, 70, 16)
 
 
-@pytest.fixture(params=["lean", "cuda", "generic", "gpt2"], scope="module")
+@pytest.fixture(params=["lean", "lean in fp8", "cuda", "generic", "gpt2"], scope="module")
 def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
     directory = target_of("gpt2" if request.param == "gpt2" else "qwen3")
     return load_target(
-        directory, kv_tokens=1024, block_size=8, decoder=DECODERS.get(request.param, "transformers")
+        directory,
+        kv_tokens=1024,
+        block_size=8,
+        decoder=DECODERS.get(request.param, "transformers"),
+        kv_dtype="fp8" if "fp8" in request.param else "auto",
     )
 
 
 def poison(backend: TransformersBackend, block_ids: Sequence[int]) -> None:
     for pool in (*backend._key_pools, *backend._value_pools):
-        pool[list(block_ids)] = math.nan
+        (pool.rows if pool.scales is None else pool.scales)[list(block_ids)] = math.nan
 
 
 def free_blocks(backend: TransformersBackend) -> list[int]:
@@ -110,12 +115,11 @@ class NanAtId:
         hit = (token_ids == self._token_id).nonzero().flatten()
         attention = plan.attention  # type: ignore[attr-defined]
 
-        def attend(
-            query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, rule: object
-        ) -> torch.Tensor:
-            slots = torch.arange(keys.shape[0] * keys.shape[1])[plan.write][hit]  # type: ignore[attr-defined]
-            keys.flatten(0, 1)[slots] = math.nan
-            values.flatten(0, 1)[slots] = math.nan
+        def attend(query: torch.Tensor, keys: KVPool, values: KVPool, rule: object) -> torch.Tensor:
+            num_slots = keys.rows.flatten(0, 1).shape[0]
+            slots = torch.arange(num_slots)[plan.write][hit]  # type: ignore[attr-defined]
+            for pool in (keys, values):
+                pool.write(slots, torch.full_like(pool.read(slots), math.nan))
             return attention(query, keys, values, rule)
 
         plan.attention = attend  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.cloud_verifier.backends.attention import AttentionRule, PagedAttention
+from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, PagedAttention
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.packing import (
     MAX_BATCHED_LENGTH,
@@ -29,6 +29,7 @@ from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.tiled import TiledPlanner
 from outrider.cloud_verifier.server.cli import describe_target
 from outrider.common.tree import ROOT, Tree
+from outrider.kernels.kv_pool import KVPool
 from outrider.kernels.reference import paged_attention
 
 BLOCK_SIZE = 4
@@ -98,6 +99,17 @@ SHAPES = st.lists(
 )
 
 
+def attended(
+    planner: AttentionPlanner,
+    sequences: Sequence[PackedSequence],
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    rule: AttentionRule,
+) -> torch.Tensor:
+    return planner.plan(sequences)(query, KVPool(keys), KVPool(values), rule)
+
+
 @settings(max_examples=60, deadline=None)
 @given(shapes=SHAPES, is_scattered=st.booleans(), num_kv_heads=st.sampled_from((1, 2, 4)))
 def test_any_mix_of_sequences_attends_as_each_would_alone(
@@ -106,7 +118,7 @@ def test_any_mix_of_sequences_attends_as_each_would_alone(
     sequences = pack(shapes, is_scattered=is_scattered)
     query, keys, values = tensors(sequences, 4, num_kv_heads)
     planner = SdpaPlanner(BLOCK_SIZE, 128, 4 // num_kv_heads, torch.float32, CPU)
-    found = planner.plan(sequences)(query, keys, values, AttentionRule(0.3))
+    found = attended(planner, sequences, query, keys, values, AttentionRule(0.3))
     torch.testing.assert_close(
         found, plain(sequences, query, keys, values, AttentionRule(0.3)), atol=2e-5, rtol=1e-5
     )
@@ -123,12 +135,15 @@ def test_trees_beside_chains_attend_to_their_paths_by_every_planner(
             num_nodes = chance.randint(1, each.num_queries)
             each.tree = Tree([chance.randint(ROOT, node - 1) for node in range(num_nodes)])
     query, keys, values = tensors(sequences, 4, num_kv_heads)
-    sdpa = SdpaPlanner(BLOCK_SIZE, 200, 4 // num_kv_heads, torch.float32, CPU)
-    tiled = TiledPlanner(BLOCK_SIZE, 4 // num_kv_heads, torch.float32, CPU)
-    expected = plain(sequences, query, keys, values, AttentionRule(0.3))
-    for planner in (sdpa, tiled):
-        found = planner.plan(sequences)(query, keys, values, AttentionRule(0.3))
-        torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+    rule = AttentionRule(0.3)
+    for is_fp8 in (False, True):
+        pools = [KVPool.holding(each, is_fp8=is_fp8) for each in (keys, values)]
+        expected = plain(sequences, query, *(pool.read(slice(None)).view(keys.shape) for pool in pools), rule)
+        sdpa = SdpaPlanner(BLOCK_SIZE, 200, 4 // num_kv_heads, torch.float32, CPU)
+        tiled = TiledPlanner(BLOCK_SIZE, 4 // num_kv_heads, torch.float32, CPU)
+        for planner in (sdpa, tiled):
+            found = planner.plan(sequences)(query, *pools, rule)
+            torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
 
 
 @settings(max_examples=40, deadline=None)
@@ -158,7 +173,7 @@ def test_windows_and_soft_caps_by_every_planner(
         SdpaPlanner(BLOCK_SIZE, 200, 4 // num_kv_heads, torch.float32, CPU),
         TiledPlanner(BLOCK_SIZE, 4 // num_kv_heads, torch.float32, CPU),
     ):
-        found = planner.plan(sequences)(query, keys, values, rule)
+        found = attended(planner, sequences, query, keys, values, rule)
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
 
 

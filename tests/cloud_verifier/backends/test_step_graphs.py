@@ -12,6 +12,7 @@ from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPla
 from outrider.cloud_verifier.backends.cuda import graphs
 from outrider.cloud_verifier.backends.cuda.graphs import Run, StepGraphs, graph_rows
 from outrider.cloud_verifier.backends.cuda.inputs import FixedInputs
+from outrider.kernels.kv_pool import KVPool
 
 CPU = torch.device("cpu")
 POOL = torch.zeros(1)
@@ -64,7 +65,9 @@ class Steps:
         self.inputs.start()
         ids, positions, slots = (self.inputs.add(each) for each in (token_ids, token_ids, token_ids))
         attention = Attention(fixed or None)
-        plan = ForwardPlan([POOL], [POOL], slots, attention, len(token_ids), self.inputs.is_fixed)
+        plan = ForwardPlan(
+            [KVPool(POOL)], [KVPool(POOL)], slots, attention, len(token_ids), self.inputs.is_fixed
+        )
         plan.feature_layers = self.feature_layers
         self.inputs.send()
         found = through(ids, positions, plan).tolist()
@@ -119,7 +122,7 @@ def test_what_no_graph_is_right_for_is_run(
         steps.inputs.start()
         steps.inputs.add(range(length))
         assert not steps.inputs.is_fixed
-        plan = ForwardPlan([POOL], [POOL], POOL, Attention((4,)), 2, steps.inputs.is_fixed)
+        plan = ForwardPlan([KVPool(POOL)], [KVPool(POOL)], POOL, Attention((4,)), 2, steps.inputs.is_fixed)
         through(POOL, POOL, plan)
     assert (steps.num_runs, steps.num_captures) == (9, 0)
 

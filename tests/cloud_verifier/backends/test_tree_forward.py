@@ -34,13 +34,24 @@ CASES = [
     ("qwen3", "float32", "cuda", "off"),
     ("mistral", "bfloat16", "cuda", "on"),
     ("gemma2", "float32", "cuda", "on"),
+    ("llama", "float32 fp8", "lean", "on"),
+    ("qwen3", "bfloat16 fp8", "cuda", "on"),
+    ("gpt2", "float32 fp8", "transformers", "on"),
 ]
 
 
 @pytest.fixture(params=CASES, scope="module", ids=lambda case: "-".join(map(str, case)))
 def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
     arch, dtype, decoder, exact_rows = request.param
-    return load_target(target_of(arch), dtype=dtype, decoder=decoder, kv_tokens=4096, exact_rows=exact_rows)
+    dtype, _, kv_dtype = dtype.partition(" ")
+    return load_target(
+        target_of(arch),
+        dtype=dtype,
+        kv_dtype=kv_dtype or "auto",
+        decoder=decoder,
+        kv_tokens=4096,
+        exact_rows=exact_rows,
+    )
 
 
 def score(backend: TransformersBackend, start: int, fed: list[int]) -> Logits:

@@ -54,7 +54,7 @@ def test_until_the_target_is_loaded_health_says_no_and_calls_are_told_why() -> N
             await refused(stub.Session(iter([pb.SessionRequest()])).read())
             assert not order
             may_load.set()
-            while "ready" not in order:
+            while "ready" not in order and not serving.done():
                 await asyncio.sleep(0.01)
             assert await health_of(channel) == "SERVING"
             assert (await stub.Describe(pb.DescribeRequest())).model_id
