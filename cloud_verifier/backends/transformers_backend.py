@@ -42,6 +42,10 @@ class TargetFacts:
     num_kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]  # of each layer: tokens that it attends over, None: all
+    files_fingerprint: str = (
+        ""  # of the directory; `fingerprint` is another where weights are quantised at loading
+    )
+    quantisation: str = ""  # "nf4", "fp4" or "fp8": of the weights, or of their files; "": none
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -110,6 +114,10 @@ class Decoder(Protocol):
 
     is_of_transformers: bool  # its code is transformers', not ours
     writes_padding: bool  # rows that pad a step are a sequence like others, whose KV is in the spare block
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Returns the bytes of all weights."""
 
     def matrix_kinds(self) -> list[MatrixKind]:
         """Returns every kind of matrix whose product a forward takes, each once.
@@ -211,6 +219,11 @@ class TransformersBackend(TargetBackend):
     def num_kv_bytes(self) -> int:
         """Returns the bytes of these."""
         return self.num_kv_tokens * self.facts.kv_bytes_per_token
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Returns the bytes of the weights."""
+        return self.decoder.num_weight_bytes
 
     @property
     def rules(self) -> list[AttentionRule]:

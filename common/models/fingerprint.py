@@ -42,6 +42,12 @@ def target_fingerprint(directory: Path) -> str:
     return directory_fingerprint([directory / "config.json", *directory.glob("*.safetensors")])
 
 
+def quantised_fingerprint(fingerprint: str, quantisation: str) -> str:
+    """Returns the fingerprint of a target whose files have `fingerprint`, and whose weights are quantised so at
+    loading: another target."""
+    return hashlib.sha256(f"{fingerprint}\0{quantisation}\n".encode()).hexdigest()
+
+
 def directory_fingerprint(paths: Iterable[Path]) -> str:
     """Returns the hex SHA-256 of some files' names and content, in the order of their names.
 

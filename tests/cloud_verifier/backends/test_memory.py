@@ -148,7 +148,7 @@ def test_a_model_read_straight_to_its_device_is_the_one_transformers_loads(
     directory = target_of(arch)
     config_json = json.loads((directory / "config.json").read_text())
     with Weights(directory, "cpu", getattr(torch, dtype)) as weights:
-        config, theirs = load_through_transformers(directory, config_json, weights, dtype)
+        config, theirs = load_through_transformers(directory, config_json, weights)
         with quiet_transformers():
             model = load_directly(config, weights)
     assert isinstance(theirs, TransformersDecoder) and model is not None and not model.training
