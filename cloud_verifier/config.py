@@ -145,8 +145,14 @@ class ServeConfig:
     )
     dtype: str = option(
         "auto",
-        "data type of weights and arithmetic; auto is float32 on a CPU and bfloat16 on CUDA",
+        "data type of weights and arithmetic; auto is float32 on a CPU, bfloat16 on CUDA and beside quantised weights",
         choices=("auto", "float32", "bfloat16"),
+    )
+    quantize: str = option(
+        "none",
+        "quantise the weights of the layers while they are loaded: nf4, 4 bits each (needs the extra quant), or none; "
+        "a directory that is saved in NF4 needs no flag",
+        metavar="nf4|none",
     )
     exact_rows: str = option(
         "auto",

@@ -65,6 +65,7 @@ class TargetBackend(Protocol):
     fingerprint: str  # of the configuration and the weights
     tokenizer_fingerprint: str
     eos_token_ids: tuple[int, ...]
+    quantisation: str  # of the weights: "nf4", "fp4" or "fp8"; "": none
     is_reproducible: bool  # a row's logits have the same bits whatever shares its forward
     num_forwards: int  # counters, only rise
     num_query_rows: int  # tokens fed, over all forwards: packed, so equal to the sum of the items' tokens
@@ -72,6 +73,14 @@ class TargetBackend(Protocol):
     @property
     def max_tree_nodes(self) -> int:
         """Returns the most nodes of the tree that an item may end with; 0: none."""
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Returns the bytes of the weights."""
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Returns the bytes of the whole KV pool."""
 
     @property
     def num_free_tokens(self) -> int:

@@ -161,7 +161,7 @@ class TransformersBackend(TargetBackend):
         self.num_tokens, self.vocab_size = facts.num_tokens, facts.vocab_size
         self.dtype, self.device = facts.dtype, facts.device
         self.model_id, self.fingerprint = facts.model_id, facts.fingerprint
-        self.tokenizer_fingerprint = facts.tokenizer_fingerprint
+        self.tokenizer_fingerprint, self.quantisation = facts.tokenizer_fingerprint, facts.quantisation
         self.eos_token_ids = facts.eos_token_ids
         self.num_forwards = 0
         self.num_query_rows = 0

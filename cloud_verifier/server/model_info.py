@@ -46,4 +46,5 @@ def make_model_info(
         draft_fingerprint=drafter.fingerprint if drafter else "",
         is_reproducible=backend.is_reproducible,
         draft_sources=drafter.sources if drafter else (),
+        quantisation=backend.quantisation,
     )
