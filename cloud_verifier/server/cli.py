@@ -20,11 +20,11 @@ from outrider.cloud_verifier.config import (
     check_device_name,
     parse_kv_memory,
     parse_methods,
-    parse_size,
 )
 from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
 from outrider.common.config.arguments import VerbParser
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
+from outrider.common.config.units import parse_size
 from outrider.common.errors import ModelError, OutriderError, UsageError
 from outrider.common.printable import one_line
 from outrider.common.process.extras import MissingExtraError, needs_extra

@@ -23,14 +23,12 @@ from outrider.cloud_verifier.backends.products.row_plan import Product
 from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.quantised.choice import Quantisation
 from outrider.common.errors import ModelError
+from outrider.common.models.memory import NF4_BYTES
 from outrider.common.process.extras import needs_extra
 
 EXTRA = "quant"
 # The repacked layout of a CPU's kernel takes outputs by so many.
 _PACKED_OUTPUTS = 32
-_DIRECT_BYTES = (
-    0.5 + 1 / 64 + 4 / (64 * 256)
-)  # of a number: 4 bits, a scale's code in a block, that of 256 scales
 
 
 @contextmanager
@@ -99,7 +97,7 @@ def num_four_bit_bytes(model: Any, dtype: torch.dtype) -> int:
     matrices are of 4 bits."""
     kept = {id(parameter) for name in ("input", "output") for parameter in _table(model, name)}
     matrices = {id(p) for p in model.parameters() if p.ndim == 2 and id(p) not in kept}
-    sizes = (p.numel() * (_DIRECT_BYTES if id(p) in matrices else dtype.itemsize) for p in model.parameters())
+    sizes = (p.numel() * (NF4_BYTES if id(p) in matrices else dtype.itemsize) for p in model.parameters())
     return int(sum(sizes))
 
 

@@ -164,12 +164,8 @@ def test_a_scrape_counts_what_a_session_did_exactly() -> None:
     assert samples["step_tokens_sum"] == backend.num_query_rows
     assert samples["errors_total{code=invalid}"] == 1
     assert samples["errors_total{code=unknown_session}"] == 1
-    assert (
-        samples[
-            "info{device=cpu,dtype=float32,model_id=fake,protocol_version=1,quantisation=none,version=0.1.0}"
-        ]
-        == 1
-    )
+    labels = "device=cpu,dtype=float32,model_id=fake,protocol_version=1,quantisation=none,version=0.1.0"
+    assert samples[f"info{{{labels}}}"] == 1
     assert 0 < samples["round_seconds_sum{kind=verify}"] < 5 and "process_resident_memory_bytes" in samples
 
 
