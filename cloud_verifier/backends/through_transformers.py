@@ -64,6 +64,11 @@ class TransformersDecoder(Decoder):
     def __init__(self, model: Any) -> None:
         self._model = model
 
+    @property
+    def model(self) -> Any:
+        """Returns the model that is run."""
+        return self._model
+
     def use_exact_rows(self) -> None:
         """Changes nothing: the model's own code is all there is."""
 

@@ -52,7 +52,7 @@ def score(backend: TransformersBackend, fed: list[int]) -> Logits:
 
 def matrices(backend: TransformersBackend) -> list[Any]:
     assert isinstance(backend.decoder, TransformersDecoder)
-    return [each for each in backend.decoder._model.modules() if four_bit.quant_state(each) is not None]
+    return [each for each in backend.decoder.model.modules() if four_bit.quant_state(each) is not None]
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_matrices_of_layers_are_nf4_and_the_rest_bfloat16(
     assert backend.dtype == "bfloat16" and backend.facts.quantisation == "nf4"
     decoder = backend.decoder
     assert isinstance(decoder, TransformersDecoder)
-    rest = {p.dtype for p in decoder._model.parameters() if p.dtype != torch.uint8}
+    rest = {p.dtype for p in decoder.model.parameters() if p.dtype != torch.uint8}
     assert rest == {torch.bfloat16}
     in_layers = sum(four_bit.num_bytes(each) for each in found)
     assert in_layers / sum(4 * each.in_features * each.out_features for each in found) < 0.16
@@ -152,8 +152,8 @@ def test_weights_that_do_not_fit_a_device_are_refused_by_their_size_in_nf4(
 ) -> None:
     """A device of which only the size is asked: nothing is loaded there."""
     backend = load(target_of("llama"), quantize="nf4")
-    model = backend.decoder._model  # type: ignore[attr-defined]
-    plain = load(target_of("llama"), decoder="transformers").decoder._model  # type: ignore[attr-defined]
+    model = backend.decoder.model  # type: ignore[attr-defined]
+    plain = load(target_of("llama"), decoder="transformers").decoder.model  # type: ignore[attr-defined]
     expected = four_bit.num_four_bit_bytes(plain, torch.bfloat16)
     assert expected == pytest.approx(four_bit.num_bytes(model), rel=0.05)
     monkeypatch.setattr("outrider.cloud_verifier.backends.loading._check_device", lambda _: None)
@@ -274,7 +274,7 @@ def nf4_directory(nf4: TransformersBackend, saved: Path) -> str:
     """The directory that `nf4` was made of."""
     decoder = nf4.decoder
     assert isinstance(decoder, TransformersDecoder)
-    return str(decoder._model.config._name_or_path)
+    return str(decoder.model.config._name_or_path)
 
 
 def test_fp8_is_read_into_the_targets_dtype(target_of: Callable[[str], Path], tmp_path: Path) -> None:

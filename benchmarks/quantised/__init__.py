@@ -1,0 +1,1 @@
+"""`make bench-quantised`: quantised targets, drafts and KV on a CPU."""
