@@ -266,9 +266,8 @@ def _tensors(model: Any) -> dict[str, torch.Tensor]:
 
 def _load_quantised(directory: Path, config: Any, weights: Weights, quantisation: Quantisation) -> Any:
     """Returns a model whose weights transformers reads as they are quantised, or quantises one by one."""
-    what = f"the {quantisation.name} weights of {directory.name}"
-    if not quantisation.is_in_files:
-        what = f"--quantize {quantisation.name}"
+    of_files = f"reading the {quantisation.name} weights of {directory.name}"
+    what = of_files if quantisation.is_in_files else f"--quantize {quantisation.name}"
     four_bit.import_bitsandbytes(what)
     if not quantisation.is_four_bit:
         # Its kernels for FP8 come from Hugging Face's hub, and no CPU has any.

@@ -138,12 +138,17 @@ def test_bitsandbytes_downloads_no_kernel(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_missing_package_is_an_error_that_names_the_extra(
-    target_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    target_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
     wanted = r"--quantize nf4 needs bitsandbytes: pip install 'outrider\[quant\]'"
     with pytest.raises(MissingExtraError, match=wanted):
         load(target_of("llama"), quantize="nf4")
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((target_of("llama") / name).read_bytes())
+    edit_config(tmp_path, quantization_config={"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"})
+    with pytest.raises(MissingExtraError, match=r"reading the nf4 weights of .* needs bitsandbytes"):
+        load(tmp_path)
 
 
 @needs_bitsandbytes
