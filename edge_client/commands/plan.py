@@ -62,6 +62,7 @@ DEFAULT_BYTES_PER_PARAM = "0.5,2"  # an INT4 draft, a bfloat16 target
 _EXAMPLES = {"--t-draft": "10ms", "--t-target": "70ms", "--rtt": "50ms", "--alpha": "0.8"}
 _MEASURING = frozenset(  # settings of a run that a measurement uses
     ("draft", "draft_strategy", "lookup_ngram", "draft_threads", "temperature", "top_k", "top_p", "method")
+    + ("draft_backend", "draft_device", "draft_weights", "draft_kv_dtype")
     + ("support_size", "transport", "min_draft_ms", "seed", "log_level")
     + ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure_token")
 )

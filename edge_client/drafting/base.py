@@ -112,6 +112,15 @@ class Prepares(Protocol):
         work, so that the caller can stop."""
 
 
+@runtime_checkable
+class TellsRuntime(Protocol):
+    """Says what computes a draft."""
+
+    @property
+    def runtime(self) -> str:
+        """Returns the library, the device, and what weights and KV are kept as, for people."""
+
+
 class DraftModel(Protocol):
     """Holds weights that sequences share, and their identity."""
 
