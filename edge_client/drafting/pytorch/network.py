@@ -164,6 +164,9 @@ def _load_config(directory: Path, config_json: dict[str, Any], first_layers: int
         raise ModelError(
             f"{directory}: model type {model_type!r} is not a decoder that takes its attention from outside"
         )
+    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
+    if others := sorted(kinds - {"full_attention", "sliding_attention"}):
+        raise ModelError(f"{directory} has layers of {others[0]}, which the torch draft does not compute")
     if first_layers is not None:
         config.num_hidden_layers = first_layers
     return config

@@ -41,5 +41,9 @@ def _reference(network: Network, token_ids: list[int]) -> np.ndarray[tuple[int, 
             inputs = torch.tensor([token_ids], device=network.device)
             logits = model(input_ids=inputs, use_cache=False, logits_to_keep=1).logits
         return logits[0, :, : network.num_tokens].float().softmax(-1).cpu().numpy()  # type: ignore[no-any-return]
+    except RuntimeError as error:
+        raise ModelError(
+            f"transformers cannot compute this configuration: {str(error).splitlines()[0]}"
+        ) from error
     finally:
         model.set_attn_implementation(ATTENTION_NAME)
