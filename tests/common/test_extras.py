@@ -41,6 +41,14 @@ EDGE, CLOUD = "outrider.edge_client.commands.cli", "outrider.cloud_verifier.serv
         (EDGE, "starlette", "serve", "serve needs starlette: pip install 'outrider[daemon]'"),
         (EDGE, "greenlet", "bench --no-report {tmp}/s.yaml --out {tmp}/o", "greenlet: pip install 'outrider[bench]'"),
         (EDGE, "onnx", "draft export {tmp} {tmp}/draft", "draft export needs onnx: pip install 'outrider[export]'"),
+        (
+            *(EDGE, "torch", "run hello --draft-backend torch"),
+            "--draft-backend torch needs torch: pip install 'outrider[edge-torch]'",
+        ),
+        (
+            *(EDGE, "torch", "draft export {tmp} {tmp}/draft --check"),
+            "draft export --check needs torch: pip install 'outrider[edge-torch]'",
+        ),
         (CLOUD, "torch", "serve --listen 127.0.0.1:0 --admin none", "serve needs torch: pip install 'outrider[cloud]'"),
         (CLOUD, "cryptography", "cert dev", "cert needs cryptography: pip install 'outrider[cloud]'"),
     ],
