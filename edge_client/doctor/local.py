@@ -11,7 +11,7 @@ from outrider.common.types import SamplingParams
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
 from outrider.edge_client.drafting.backend import ONNX
-from outrider.edge_client.drafting.base import TellsRuntime
+from outrider.edge_client.drafting.base import runtime_of
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.edge_client.tokenization.chat_template import load_chat_template
 
@@ -65,9 +65,9 @@ def _check_draft(config: RunConfig, edge: Edge) -> Finding:
         "token_ms": token_ms,
     }
     found = f"loaded in {edge.draft_load_ms:.0f} ms, context {draft.max_context}"
-    if isinstance(draft, TellsRuntime):
-        facts["runtime"] = draft.runtime
-        found += f", {draft.runtime}"
+    if runtime := runtime_of(draft):
+        facts["runtime"] = runtime
+        found += f", {runtime}"
     if token_ms is not None:
         found += f", {token_ms:.2f} ms a token"
     if token_ms is not None and token_ms > _SLOW_MS:

@@ -168,6 +168,11 @@ class DraftModel(Protocol):
     def __exit__(self, *exc: object) -> None: ...
 
 
+def runtime_of(draft: DraftModel | None) -> str | None:
+    """Returns what computes a draft, where it says so."""
+    return draft.runtime if isinstance(draft, TellsRuntime) else None
+
+
 def ended(draft: Draft, should_stop: ShouldStop | None) -> Draft:
     """Returns what a stop rule leaves of a draft whose tokens were known beforehand."""
     if should_stop is None:
