@@ -32,11 +32,11 @@ class Run:
         start: int,
         positions: Sequence[int],
         slot_positions: NDArray[np.int64],
-        visible: NDArray[np.bool_] | None,
         device: torch.device,
+        visible: NDArray[np.bool_] | None = None,
     ) -> None:
-        """The tokens have the slots from `start` on. `slot_positions` [start + n] are the positions of all slots, and
-        `visible` [n, start + n] says which a token sees; None: a single token sees all."""
+        """The tokens have the slots from `start` on; `slot_positions` [start + n] are the positions of all slots. A
+        token sees its own slot and those before it, but of the last m only what `visible` [n, m] says."""
         self.kv, self.start = kv, start
         self._positions, self._slot_positions = np.array(positions, np.int64), slot_positions
         self._visible = visible
@@ -52,14 +52,21 @@ class Run:
         return self._masks[key]
 
     def _make_mask(self, window: int | None, num_groups: int) -> torch.Tensor | None:
-        visible = self._visible
-        if window is not None:
-            is_near = self._positions[:, None] - self._slot_positions[None] < window
-            if not is_near.all():
-                visible = is_near if visible is None else visible & is_near
-        if visible is None:
+        reach = int(self._positions.max() - self._slot_positions.min())
+        window = None if window is None or reach < window else window
+        hides = self._visible is not None and not self._visible.all()
+        if len(self._positions) == 1 and window is None and not hides:
             return None
-        return torch.from_numpy(np.tile(visible, (num_groups, 1))).to(self._device)
+        slots = torch.arange(len(self._slot_positions), device=self._device)
+        visible = slots[None] <= slots[self.start :, None]
+        if self._visible is not None:
+            visible[:, -self._visible.shape[1] :] = torch.from_numpy(self._visible).to(self._device)
+        if window is not None:
+            ours, theirs = (
+                torch.from_numpy(each).to(self._device) for each in (self._positions, self._slot_positions)
+            )
+            visible &= ours[:, None] - theirs[None] < window
+        return visible.repeat(num_groups, 1)
 
 
 def _attend(

@@ -17,9 +17,11 @@ from outrider.edge_client.drafting.export.hf_config import read_eos_token_ids
 from outrider.edge_client.drafting.pytorch.network import Network, load_network
 from outrider.edge_client.drafting.pytorch.probe import check_attention
 from outrider.edge_client.drafting.pytorch.runner import TorchRunner
-from outrider.edge_client.drafting.rows.kv_sequence import KvSequence
+from outrider.edge_client.drafting.rows.kv_sequence import CHUNK_SIZE, KvSequence
 from outrider.edge_client.drafting.rows.sampler import DraftSampler
 from outrider.edge_client.drafting.spec import TOKENIZER_FILE
+
+_DEVICE_CHUNK_SIZE = 512  # tokens fed at once on an accelerator, whose launches cost more than their products
 
 TorchDraftSequence = KvSequence[TorchRunner]
 
@@ -90,6 +92,7 @@ class TorchDraftModel:
             self.max_context,
             self.eos_token_ids,
             num_prompt_tokens,
+            CHUNK_SIZE if self.network.device.type == "cpu" else _DEVICE_CHUNK_SIZE,
         )
 
     def close(self) -> None:

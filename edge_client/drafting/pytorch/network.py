@@ -17,6 +17,7 @@ from transformers.utils import logging as hf_logging
 
 from outrider.common.errors import ModelError, UsageError
 from outrider.edge_client.drafting.backend import FP8, NF4, BackendSettings
+from outrider.edge_client.drafting.pytorch import fp8
 from outrider.edge_client.drafting.pytorch.attention import ATTENTION_NAME, Run, register_attention
 from outrider.edge_client.drafting.pytorch.quantised import num_weight_bytes, quantise_layers
 from outrider.edge_client.drafting.spec import GRAPH_FILE, SPEC_FILE, TOKENIZER_FILE
@@ -72,15 +73,21 @@ def load_network(
     """
     config_json = _read_config(directory)
     device = _choose_device(settings)
+    _check_fp8(settings, device)
     weights, dtype = _choose_weights(settings.weights, device)
     with _quiet_transformers():
         config = _load_config(directory, config_json, first_layers)
         model = _load_model(directory, config, dtype)
-        if weights in (NF4, FP8) and not quantise_layers(model, weights, device):
+        try:
+            if weights in (NF4, FP8) and not quantise_layers(model, weights, device):
+                raise ModelError(
+                    f"{directory} has no linear layers that --draft-weights {weights} could quantise"
+                )
+            model = model.to(device).eval().requires_grad_(False)
+        except RuntimeError as error:  # of torch: too little memory, mostly
             raise ModelError(
-                f"{directory} has no linear layers that --draft-weights {weights} could quantise"
-            )
-        model = model.to(device).eval().requires_grad_(False)
+                f"{directory} cannot be loaded on {device}: {str(error).splitlines()[0]}"
+            ) from error
     num_rows = model.get_input_embeddings().weight.shape[0]
     if num_tokens > num_rows:
         raise ModelError(
@@ -130,6 +137,15 @@ def _choose_device(settings: BackendSettings) -> torch.device:
         reason = str(error).splitlines()[0]
         raise UsageError(f"--draft-device {name} cannot be used: {reason}") from error
     return device
+
+
+def _check_fp8(settings: BackendSettings, device: torch.device) -> None:
+    flags = {"--draft-weights": settings.weights, "--draft-kv-dtype": settings.kv_dtype}
+    for flag, value in flags.items():
+        if value == FP8 and not fp8.is_possible(device):
+            raise UsageError(
+                f"{flag} fp8 does not go with --draft-device {device}: torch has no such numbers there"
+            )
 
 
 def _choose_weights(name: str, device: torch.device) -> tuple[str, torch.dtype]:

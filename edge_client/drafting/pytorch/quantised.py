@@ -43,8 +43,8 @@ class Nf4Linear(torch.nn.Module):
 
     def __init__(self, source: torch.nn.Linear) -> None:
         super().__init__()
-        self._functional = import_bitsandbytes().functional
-        packed, self._state = self._functional.quantize_4bit(
+        self._bitsandbytes = import_bitsandbytes()
+        packed, self._state = self._bitsandbytes.functional.quantize_4bit(
             source.weight.data, blocksize=64, compress_statistics=True, quant_type=NF4
         )
         self.register_buffer("packed", packed)
@@ -65,9 +65,9 @@ class Nf4Linear(torch.nn.Module):
         bfloat16, so that a token fed alone would get other numbers than one fed with others.
         """
         if x.device.type == "cpu":
-            weight = self._functional.dequantize_4bit(self.packed, self._state)
+            weight = self._bitsandbytes.functional.dequantize_4bit(self.packed, self._state)
             return linear(x, weight.to(x.dtype), self.bias)
-        multiply = import_bitsandbytes().matmul_4bit
+        multiply = self._bitsandbytes.matmul_4bit
         out: torch.Tensor = multiply(x, self.packed.t(), quant_state=self._state, bias=self.bias)
         return out
 

@@ -51,21 +51,15 @@ class TorchRunner:
     def feed(self, token_ids: Sequence[int], num_past: int) -> Rows:
         """See `Runner.feed`."""
         stop = num_past + len(token_ids)
-        visible = None
-        if len(token_ids) > 1:
-            slots = np.arange(stop)
-            visible = slots[None] <= slots[num_past:, None]
-        return self._run(token_ids, range(num_past, stop), visible, num_past, num_rows=1)
+        return self._run(token_ids, range(num_past, stop), num_past, num_rows=1)
 
     def feed_nodes(
         self, token_ids: Sequence[int], position_ids: Sequence[int], bias: NDArray[np.float32], start: int
     ) -> Rows:
         """See `Runner.feed_nodes`."""
         num_nodes, num_slots = bias.shape
-        visible = np.ones((num_nodes, start + num_slots), np.bool_)
-        visible[:, start:] = bias == 0
         first = start + num_slots - num_nodes
-        return self._run(token_ids, position_ids, visible, first, num_rows=num_nodes)
+        return self._run(token_ids, position_ids, first, num_rows=num_nodes, visible=bias == 0)
 
     def move(self, slots: Sequence[int], start: int) -> None:
         """See `Runner.move`."""
@@ -81,14 +75,14 @@ class TorchRunner:
         self,
         token_ids: Sequence[int],
         positions: Sequence[int],
-        visible: NDArray[np.bool_] | None,
         start: int,
         num_rows: int,
+        visible: NDArray[np.bool_] | None = None,
     ) -> Rows:
         network, stop = self._network, start + len(token_ids)
         assert token_ids and stop <= network.max_context, f"{stop} positions do not fit"
         self._positions[start:stop] = positions
-        run = Run(self._kv, start, positions, self._positions[:stop], visible, network.device)
+        run = Run(self._kv, start, positions, self._positions[:stop], network.device, visible)
         try:
             with torch.inference_mode():
                 self._kv.reserve(stop)

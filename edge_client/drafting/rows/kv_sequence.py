@@ -16,7 +16,7 @@ from outrider.edge_client.drafting.rows.sampler import DraftSampler
 from outrider.edge_client.drafting.rows.sequence import RowsSequence
 from outrider.edge_client.drafting.rows.tree import TreeKv
 
-CHUNK_SIZE = 64  # tokens fed at once when catching up
+CHUNK_SIZE = 64  # tokens fed at once when catching up, on a CPU
 
 
 class Runner(Protocol):
@@ -83,10 +83,12 @@ class KvSequence(RowsSequence, Generic[Its]):
         max_context: int,
         eos_token_ids: tuple[int, ...],
         num_prompt_tokens: int | None,
+        chunk_size: int = CHUNK_SIZE,
     ) -> None:
         """`runner` and `sampler` are made for the same temperature and seed; the runner is this sequence's alone."""
         super().__init__(sampler, num_tokens, max_context, num_prompt_tokens)
         self._eos_token_ids = eos_token_ids
+        self._chunk_size = chunk_size
         self._runner: Its | None = runner
         self._cached: list[int] = []
         self._tree: TreeKv | None = None  # that starts after `cached`
@@ -176,7 +178,7 @@ class KvSequence(RowsSequence, Generic[Its]):
         num_known = min(len(self._cached), len(self._text) - 1)
         del self._cached[num_known:]
         while True:
-            chunk = self._text[len(self._cached) : len(self._cached) + CHUNK_SIZE]
+            chunk = self._text[len(self._cached) : len(self._cached) + self._chunk_size]
             rows = self._feed(chunk)
             if len(self._cached) == len(self._text):
                 return rows

@@ -409,6 +409,23 @@ def test_settings_that_a_backend_lacks_are_refused_by_name(hf_dir: Path) -> None
         create_draft_model("prompt-lookup", hf_dir, backend=torch_)
 
 
+def test_a_device_without_fp8_numbers_says_so(hf_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fp8, "is_possible", lambda device: False)
+    check_refused(
+        hf_dir,
+        "--draft-weights fp8 does not go with --draft-device cpu",
+        BackendSettings("torch", "cpu", "fp8"),
+    )
+    check_refused(hf_dir, "--draft-kv-dtype fp8 does not go with --draft-device cpu", WAYS["fp8 KV"])
+
+
+def test_layers_that_cannot_be_quantised_are_not_left_as_they_are_silently(tmp_path: Path) -> None:
+    directory = make_tiny_target(tmp_path, "gpt2")  # its matrices are no linear layers of torch
+    check_refused(
+        directory, "no linear layers that --draft-weights fp8 could", BackendSettings("torch", "cpu", "fp8")
+    )
+
+
 def test_an_architecture_that_attends_otherwise_is_refused(
     hf_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
