@@ -85,9 +85,7 @@ def load_network(
                 )
             model = model.to(device).eval().requires_grad_(False)
         except RuntimeError as error:  # of torch: too little memory, mostly
-            raise ModelError(
-                f"{directory} cannot be loaded on {device}: {str(error).splitlines()[0]}"
-            ) from error
+            raise ModelError(f"{directory} cannot be loaded on {device}: {_first_line(error)}") from error
     num_rows = model.get_input_embeddings().weight.shape[0]
     if num_tokens > num_rows:
         raise ModelError(
@@ -134,8 +132,7 @@ def _choose_device(settings: BackendSettings) -> torch.device:
         device = torch.device(name)
         torch.zeros(1, device=device).cpu()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"--draft-device {name} cannot be used: {reason}") from error
+        raise UsageError(f"--draft-device {name} cannot be used: {_first_line(error)}") from error
     return device
 
 
@@ -173,7 +170,7 @@ def _load_config(directory: Path, config_json: dict[str, Any], first_layers: int
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ModelError(f"{directory / 'config.json'} is not a usable configuration: {error}") from error
+        raise ModelError(f"{directory / 'config.json'} is not usable: {_first_line(error)}") from error
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     parameters = inspect.signature(model_class.forward).parameters if model_class else {}
     if not getattr(model_class, "_supports_attention_backend", False) or "logits_to_keep" not in parameters:
@@ -211,12 +208,16 @@ def _load_model(directory: Path, config: Any, dtype: torch.dtype) -> Any:
             output_loading_info=True,
         )
     except Exception as error:  # safetensors, transformers and torch each raise their own kinds here
-        raise ModelError(f"{directory} cannot be loaded: {error}") from error
+        raise ModelError(f"{directory} cannot be loaded: {_first_line(error)}") from error
     if missing := sorted(told["missing_keys"]):
         raise ModelError(
             f"{directory} has no tensor {missing[0]!r}, and {len(missing) - 1} others are missing"
         )
     return model
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
 
 
 @contextlib.contextmanager

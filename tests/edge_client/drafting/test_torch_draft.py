@@ -367,6 +367,14 @@ DAMAGES: dict[str, tuple[Any, str]] = {
         r"is already quantised \(gptq\); --draft-weights quantises the original weights",
     ),
     "a tensor is missing": (_drop_tensor, "has no tensor 'model.layers.1.mlp.up_proj.weight'"),
+    "truncated weights": (
+        lambda path: (path / "model.safetensors").write_bytes(b"\0" * 64),
+        "cannot be loaded: ",
+    ),
+    "sizes that do not fit": (
+        lambda path: edit_json(path / "config.json", intermediate_size=64),
+        "cannot be loaded: ",
+    ),
     "a weight is not a number": (_spoil, "its logits are not finite: the weights are damaged"),
 }
 
