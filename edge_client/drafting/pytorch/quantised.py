@@ -33,7 +33,9 @@ class Fp8Linear(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the product [..., out] with `x` [..., in]."""
-        return linear(x, fp8.dequantise(self.codes, self.scales, x.dtype), self.bias)
+        # Scales are those of the product's columns: what is made of the weights for it has no float32 in between.
+        out = (linear(x, self.codes.view(fp8.E4M3).to(x.dtype)) * self.scales[:, 0]).to(x.dtype)
+        return out if self.bias is None else out + self.bias
 
 
 class Nf4Linear(torch.nn.Module):
