@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
+from outrider.common.errors import ModelError
 from outrider.common.process.extras import needs_extra
+from outrider.common.process.hub_kernels import without_hub_kernels
 from outrider.edge_client.drafting.backend import FP8, NF4
 from outrider.edge_client.drafting.pytorch import fp8
-
-_ABSENT = object()
 
 
 class Fp8Linear(torch.nn.Module):
@@ -100,26 +97,10 @@ def num_weight_bytes(model: torch.nn.Module) -> int:
 
 
 def import_bitsandbytes() -> Any:
-    """Returns bitsandbytes. On some CPUs it would download a kernel while it is imported; it cannot."""
-    with needs_extra("edge-torch", "--draft-weights nf4"), _without_downloads():
-        import bitsandbytes
+    """Returns bitsandbytes. Raises `MissingExtraError` without it, `ModelError` where it cannot be loaded here."""
+    with needs_extra("edge-torch", "--draft-weights nf4"), without_hub_kernels():
+        try:
+            import bitsandbytes
+        except (RuntimeError, OSError) as error:
+            raise ModelError(f"--draft-weights nf4: bitsandbytes cannot be loaded: {error}") from error
     return bitsandbytes
-
-
-@contextmanager
-def _without_downloads() -> Iterator[None]:
-    if "bitsandbytes" in sys.modules:
-        yield
-        return
-    before = sys.modules.get("kernels", _ABSENT)
-    logger = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    logger.disabled = True  # it advises to install what would download
-    sys.modules["kernels"] = None  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        logger.disabled = False
-        if before is _ABSENT:
-            del sys.modules["kernels"]
-        else:
-            sys.modules["kernels"] = before  # type: ignore[assignment]
