@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.edge_client.drafting.pytorch import fp8
+from outrider.kernels.fp8 import dequantize, quantize
 
 FIRST_CAPACITY = 512  # slots; doubles until the draft's context, by copying
 
@@ -96,7 +96,7 @@ class _Part:
 
     def grow(self, capacity: int) -> None:
         for number, tensor in enumerate(self._tensors):
-            larger = tensor.new_zeros((tensor.shape[0], capacity, tensor.shape[2]))
+            larger = tensor.new_zeros((tensor.shape[0], capacity, *tensor.shape[2:]))
             larger[:, : tensor.shape[1]] = tensor
             self._tensors[number] = larger
 
@@ -105,11 +105,11 @@ class _Fp8Part(_Part):
     def __init__(self, shape: tuple[int, int, int], like: torch.Tensor) -> None:
         self._tensors = [
             like.new_zeros(shape, dtype=torch.uint8),
-            like.new_zeros((*shape[:2], 1), dtype=torch.float16),
+            like.new_zeros(shape[:2], dtype=torch.float16),
         ]
 
     def append(self, rows: torch.Tensor, start: int) -> torch.Tensor:
         stop = start + rows.shape[1]
         codes, scales = self._tensors
-        codes[:, start:stop], scales[:, start:stop] = fp8.quantise(rows, torch.float16)
-        return fp8.dequantise(codes[:, :stop], scales[:, :stop], rows.dtype)
+        codes[:, start:stop], scales[:, start:stop] = quantize(rows)
+        return dequantize(codes[:, :stop], scales[:, :stop], rows.dtype)

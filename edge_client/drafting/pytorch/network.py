@@ -17,10 +17,10 @@ from transformers.utils import logging as hf_logging
 
 from outrider.common.errors import ModelError, UsageError
 from outrider.edge_client.drafting.backend import FP8, NF4, BackendSettings
-from outrider.edge_client.drafting.pytorch import fp8
 from outrider.edge_client.drafting.pytorch.attention import ATTENTION_NAME, Run, register_attention
 from outrider.edge_client.drafting.pytorch.quantised import num_weight_bytes, quantise_layers
 from outrider.edge_client.drafting.spec import GRAPH_FILE, SPEC_FILE, TOKENIZER_FILE
+from outrider.kernels.fp8 import FP8 as E4M3
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +136,18 @@ def _choose_device(settings: BackendSettings) -> torch.device:
     return device
 
 
+def _has_fp8(device: torch.device) -> bool:
+    try:
+        torch.zeros(1, device=device).to(E4M3).float().cpu()
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
 def _check_fp8(settings: BackendSettings, device: torch.device) -> None:
     flags = {"--draft-weights": settings.weights, "--draft-kv-dtype": settings.kv_dtype}
     for flag, value in flags.items():
-        if value == FP8 and not fp8.is_possible(device):
+        if value == FP8 and not _has_fp8(device):
             raise UsageError(
                 f"{flag} fp8 does not go with --draft-device {device}: torch has no such numbers there"
             )

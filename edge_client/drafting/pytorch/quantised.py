@@ -12,26 +12,27 @@ from outrider.common.errors import ModelError
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.hub_kernels import without_hub_kernels
 from outrider.edge_client.drafting.backend import FP8, NF4
-from outrider.edge_client.drafting.pytorch import fp8
+from outrider.kernels.fp8 import FP8 as E4M3
+from outrider.kernels.fp8 import quantize
 
 
 class Fp8Linear(torch.nn.Module):
     """Multiplies by e4m3 weights with a scale for each row, which are dequantised for each product."""
 
     codes: torch.Tensor  # [out, in] uint8
-    scales: torch.Tensor  # [out, 1] float32
+    scales: torch.Tensor  # [out] float16
 
     def __init__(self, source: torch.nn.Linear) -> None:
         super().__init__()
-        codes, scales = fp8.quantise(source.weight, torch.float32)
+        codes, scales = quantize(source.weight)
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
         self.bias = source.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the product [..., out] with `x` [..., in]."""
-        # Scales are those of the product's columns: what is made of the weights for it has no float32 in between.
-        out = (linear(x, self.codes.view(fp8.E4M3).to(x.dtype)) * self.scales[:, 0]).to(x.dtype)
+        # A row's scale is that of a column of the product, where it is a multiplication for each token alone.
+        out = (linear(x, self.codes.view(E4M3).to(x.dtype)).float() * self.scales).to(x.dtype)
         return out if self.bias is None else out + self.bias
 
 

@@ -26,7 +26,7 @@ from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.pool import RenewableSequence, SequencePool
-from outrider.edge_client.drafting.pytorch import fp8
+from outrider.edge_client.drafting.pytorch import network
 from outrider.edge_client.drafting.pytorch.check import check_export
 from outrider.edge_client.drafting.pytorch.kv import FIRST_CAPACITY, KvBuffer
 from outrider.edge_client.drafting.pytorch.model import TorchDraftModel, TorchDraftSequence
@@ -286,18 +286,6 @@ def test_nf4_weights_give_a_token_the_same_numbers_alone_and_with_others(hf_dir:
         assert np.abs(alone - together).max() < 1e-4
 
 
-def test_fp8_numbers_are_near_their_own_and_zero_is_zero() -> None:
-    rows = torch.randn(5, 3, 64, generator=torch.Generator().manual_seed(1))
-    rows *= torch.tensor([1e-6, 0.02, 1.0, 300.0, 0.0])[:, None, None]
-    for dtype in (torch.float16, torch.float32):
-        codes, scales = fp8.quantise(rows, dtype)
-        assert codes.dtype == torch.uint8 and scales.dtype == dtype and scales.shape == (5, 3, 1)
-        found = fp8.dequantise(codes, scales, torch.float32)
-        error = (found - rows).abs().amax(-1)
-        assert (error <= rows.abs().amax(-1) / 16 + 1e-6).all()
-        assert not found[4].any()
-
-
 def test_fp8_kv_takes_half_of_bfloat16s_bytes_with_a_scale_a_slot_and_head() -> None:
     key = torch.randn(2, 3, 64).to(torch.bfloat16)
     sizes = {}
@@ -418,7 +406,7 @@ def test_settings_that_a_backend_lacks_are_refused_by_name(hf_dir: Path) -> None
 
 
 def test_a_device_without_fp8_numbers_says_so(hf_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8, "is_possible", lambda device: False)
+    monkeypatch.setattr(network, "_has_fp8", lambda device: False)
     check_refused(
         hf_dir,
         "--draft-weights fp8 does not go with --draft-device cpu",
