@@ -86,7 +86,7 @@ class ServeConfig:
     lookahead: bool = option(
         False, "offer lookahead decoding, which needs no weights, as a draft source of co-located generation"
     )
-    draft_strategy: str = option("onnx", "draft strategy of --draft", metavar="NAME")
+    draft_strategy: str = option("model", "draft strategy of --draft", metavar="NAME")
     draft_threads: int = option(1, "CPU threads of --draft", metavar="N", minimum=1)
     draft_kv_memory: str = option(
         "256MiB",

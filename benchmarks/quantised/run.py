@@ -8,7 +8,7 @@ from __future__ import annotations
 from benchmarks.results_file import run_modules
 from outrider.experiments.shared.command import run_command
 
-STAGES = ("torch_draft", "light_edge", "nf4")  # modules of this folder
+STAGES = ("nf4", "kv", "torch_draft", "light_edge")  # modules of this folder
 
 
 def main() -> int:

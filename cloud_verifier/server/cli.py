@@ -215,7 +215,7 @@ def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocat
                 config.draft_dir,
                 backend.tokenizer_fingerprint,
                 num_threads=config.draft_threads,
-                is_deferred=not config.draft and config.draft_strategy == "onnx",  # the embedded one
+                is_deferred=not config.draft and config.draft_strategy == "model",  # the embedded one
             )
         except (ModelError, MissingExtraError) as error:
             if config.draft:
