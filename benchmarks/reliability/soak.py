@@ -1,8 +1,8 @@
 """`rel.soak`: daemon and verifier under mixed requests, resets and clients that leave: what grows.
 
-The growth is that from the first third of what is counted to the last, an hour. Of memory it is the median's. Files
-and threads come and go with the requests under way, about twenty of them: what leaks is held when little is under
-way, so theirs is the growth of the lowest tenth.
+Files, threads and the memory of a request come and go with it, by more than a leak adds in half an hour. So the clients
+pause for each sample, until every request is answered and a little longer. The growth is that of the median from the
+first third of what is counted to the last, an hour.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ KV_MEMORY, DRAFT_CACHE_MB = "48MiB", "16"
 # gRPC's own pool has a thread more whenever all were busy at once, and one less after a while: 4 or 5 of them here.
 GRPC_POOL = "event_engine"
 MAX_GROWTH = 1.0  # percent an hour
+SETTLE_S = 1.0  # until servers have put away what a client left behind
 
 Sample = dict[str, float]
 
 
 def run(settings: Settings) -> Iterator[Found]:
     """Yields what was found so far, once a minute after the warm-up."""
-    seconds, warmup_s, every_s = settings.pick((1800.0, 300.0, 5.0), (60.0, 15.0, 1.0), (6.0, 2.0, 0.5))
+    seconds, warmup_s, every_s = settings.pick((1800.0, 300.0, 15.0), (60.0, 15.0, 3.0), (6.0, 2.0, 0.5))
     samples: list[tuple[float, Sample]] = []
     with (
         running_verifier(*QUIET, "--kv-memory", KV_MEMORY) as verifier,
@@ -58,7 +59,9 @@ def run(settings: Settings) -> Iterator[Found]:
             next_reset_s = RESET_EVERY_S / 2
             while (now_s := time.monotonic() - begin_s) < seconds:
                 time.sleep(every_s)
-                samples.append((now_s, _sample(servers)))
+                with clients.paused():
+                    time.sleep(SETTLE_S)
+                    samples.append((now_s, _sample(servers)))
                 if now_s >= next_reset_s:
                     next_reset_s += RESET_EVERY_S
                     link.reset()
@@ -86,10 +89,24 @@ class _Clients:
         self.errors: list[str] = []  # the last few, with what was asked
         self._address = address
         self._prompts = [prompt.text for prompt in load_prompts()]
-        self._is_over = threading.Event()
+        self._is_over, self._may_ask = threading.Event(), threading.Event()
+        self._may_ask.set()
+        self._turns = [threading.Lock() for _ in range(NUM_CLIENTS)]  # held while a request is under way
         self._threads = [threading.Thread(target=self._run, args=(number,)) for number in range(NUM_CLIENTS)]
         for thread in self._threads:
             thread.start()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Waits for the requests under way; none is sent within."""
+        self._may_ask.clear()
+        try:
+            with contextlib.ExitStack() as stack:
+                for turn in self._turns:
+                    stack.enter_context(turn)
+                yield
+        finally:
+            self._may_ask.set()
 
     def stop(self) -> None:
         """Waits for the requests under way."""
@@ -100,8 +117,10 @@ class _Clients:
     def _run(self, number: int) -> None:
         chance = random.Random(number)
         while not self._is_over.is_set():
+            self._may_ask.wait()
             try:
-                self.ended[self._ask(chance)] += 1
+                with self._turns[number]:
+                    self.ended[self._ask(chance)] += 1
             except (OSError, http.client.HTTPException, ValueError) as error:
                 self.ended[type(error).__name__] += 1
                 time.sleep(0.2)
@@ -126,7 +145,7 @@ class _Clients:
             for number, line in enumerate(answer):
                 if number >= num_read:
                     return "left early"
-                if b'"error"' in line:
+                if b'"error":' in line:
                     self.errors = [*self.errors[-9:], f"{extras}: {line.decode(errors='replace')[:300]}"]
                     return "error event"
             return f"status {answer.status}"
@@ -160,13 +179,9 @@ def growth_percent(samples: Sequence[tuple[float, Sample]], name: str) -> float:
     """Returns the growth an hour, in percent."""
     third = max(1, len(samples) // 3)
     first, last = samples[:third], samples[-third:]
-    before, after = (_level([each[name] for _, each in part], name) for part in (first, last))
+    before, after = (statistics.median(each[name] for _, each in part) for part in (first, last))
     hours = (statistics.fmean(t for t, _ in last) - statistics.fmean(t for t, _ in first)) / 3600.0
     return 100.0 * (after / before - 1.0) / hours if hours else 0.0
-
-
-def _level(values: Sequence[float], name: str) -> float:
-    return statistics.median(values) if name.endswith("MiB") else sorted(values)[len(values) // 10]
 
 
 def _found(
