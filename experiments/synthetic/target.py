@@ -40,6 +40,7 @@ class SyntheticBackend:
     kv_dtype = "float32"
     device = "cpu"
     is_reproducible = True
+    staging = None
     model_id = "synthetic"
     tokenizer_fingerprint = TOKENIZER_FINGERPRINT
     eos_token_ids: tuple[int, ...] = (0,)  # which it never writes

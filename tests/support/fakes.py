@@ -57,6 +57,7 @@ class FakeBackend:
         self.fingerprint, self.tokenizer_fingerprint = "f" * 16, "t" * 16
         self.eos_token_ids: tuple[int, ...] = (0,)
         self.is_reproducible = True
+        self.staging = None
         self.num_forwards = 0
         self.num_query_rows = 0
         self.batches: list[list[int]] = []  # tokens fed per item, per forward

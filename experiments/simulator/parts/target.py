@@ -87,6 +87,7 @@ class SimulatedTarget:
     tokenizer_fingerprint = text.FINGERPRINT
     eos_token_ids: tuple[int, ...] = ()
     is_reproducible = True
+    staging = None
 
     def __init__(self, world: World, times: VerifierTimes, kv_tokens: int = 0) -> None:
         """Makes a pool of `kv_tokens`; 0 is one that is never full."""
