@@ -26,6 +26,7 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.server.model_info import make_model_info
+from outrider.cloud_verifier.verification import foreseen
 from outrider.cloud_verifier.verification.device_step import DeviceStep
 from outrider.common.methods import sends_probs, sends_support
 from outrider.common.types import (
@@ -133,12 +134,19 @@ def run() -> Found:
     what += "prompts in chunks and out of the prefix cache, the step after the tree, one sampling each"
     most = max(found.most for found in counts.values())
     measures = [judged("gpu.sync_points", what, most, "", at_most(MAX_SYNC_POINTS))]
-    for id, plant, what in (
-        ("planted", reading_a_number, "a number of the logits is read"),
-        ("planted_move", moving_at_once, "a tree's tokens are moved when it is answered"),
+    for id, plant, sampling, method, what in (
+        ("planted", reading_a_number, GREEDY, Method.COUPLED, "a number of the logits is read"),
+        (
+            "planted_move",
+            moving_at_once,
+            GREEDY,
+            Method.COUPLED,
+            "a tree's tokens are moved by a copy of their own",
+        ),
+        ("unforeseen", foreseeing_nothing, SAMPLED, Method.CANDIDATES, "a method's samples are not foreseen"),
     ):
         with plant():
-            planted = count_steps(GREEDY, [Method.COUPLED]).most
+            planted = count_steps(sampling, [method]).most
         measures.append(
             judged(f"gpu.sync_points_{id}", f"the same where {what}", planted, "", at_least(most + 1))
         )
@@ -171,6 +179,13 @@ def moving_at_once() -> Iterator[None]:
         stage(changes, lambda values: torch.tensor(values, device=NAME))
 
     with mock.patch.object(PoolChanges, "stage", stage_alone):
+        yield
+
+
+@contextmanager
+def foreseeing_nothing() -> Iterator[None]:
+    """Plants a fault: samples are drawn when a method asks for them."""
+    with mock.patch.object(foreseen, "foresee", lambda each: []):
         yield
 
 

@@ -363,9 +363,9 @@ class TransformersBackend(TargetBackend):
         self._changes.make(self._pools)
         passes, features = zip(*map(self._pass, prepared), strict=True)
         logits = passes[0] if len(passes) == 1 else torch.cat(passes)
-        self.features = {
-            layer: torch.cat([each[layer] for each in features]) for layer in self.feature_layers
-        }
+        self.features = features[0]
+        if len(features) > 1:
+            self.features = {layer: torch.cat([each[layer] for each in features]) for layer in features[0]}
         return cast(Logits, logits) if self.has_device_logits else logits.cpu().numpy()
 
     def _prepare(self, feeds: Sequence[Feed]) -> Pass:
@@ -398,7 +398,8 @@ class TransformersBackend(TargetBackend):
         plan = prepared.plan
         logits = self.decoder(prepared.token_ids, prepared.positions, prepared.rows, plan)
         self.rules_seen = plan.rules_seen
-        features = {layer: plan.features[layer][: prepared.num_fed] for layer in self.feature_layers}
+        # Copies: a graph leaves those of the next pass in the same memory.
+        features = {layer: plan.features[layer][: prepared.num_fed].clone() for layer in self.feature_layers}
         return logits[: prepared.num_rows].float(), features
 
     def _fit(self, num_rows: int, *, is_head: bool = False) -> int:
