@@ -28,7 +28,7 @@ from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.cloud_verifier.verification import foreseen
 from outrider.cloud_verifier.verification.device_step import DeviceStep
-from outrider.common.methods import sends_probs, sends_support
+from outrider.common.methods import sends_probs, sends_support, takes_trees
 from outrider.common.types import (
     Method,
     Opened,
@@ -130,8 +130,8 @@ def run() -> Found:
     counts = {name: count_steps(sampling) for name, sampling in SAMPLINGS.items()}
     counts["truncated, in several passes"] = count_steps(SAMPLED, row_plan=RowPlan((8, 16)))
     num_steps = sum(len(each) for found in counts.values() for each in found.steps.values())
-    what = f"copies and waits of a whole step, the most of {num_steps}: all {len(Method)} methods and a tree beside "
-    what += "prompts in chunks and out of the prefix cache, the step after the tree, one sampling each"
+    what = f"copies and waits of a whole step, the most of {num_steps}: all {len(Method)} methods and trees beside "
+    what += "prompts in chunks and out of the prefix cache, the step after the trees, one sampling each"
     most = max(found.most for found in counts.values())
     measures = [judged("gpu.sync_points", what, most, "", at_most(MAX_SYNC_POINTS))]
     for id, plant, sampling, method, what in (
@@ -192,34 +192,36 @@ def foreseeing_nothing() -> Iterator[None]:
 def count_steps(
     sampling: SamplingParams, methods: Sequence[Method] = tuple(Method), row_plan: RowPlan | None = None
 ) -> Verifier:
-    """Returns what is counted from the first opening to the round after a tree, with a session of each method; with
-    `row_plan` in passes of so many rows."""
+    """Returns what is counted from the first opening to the round after a tree, with a session of each method, and one
+    more for trees of `coupled` and of each that takes them; with `row_plan` in passes of so many rows."""
     with (
         mock.patch.multiple(device, SPAN=128, TILE_BLOCKS=16),  # for the interpreter: a row is one tile
         mock.patch.multiple(device_truncation, TILE=128, NUM_PIVOTS=128),
         FakeDevice(KERNELS) as fake,
     ):
         verifier = Verifier(_make_engine(fake, row_plan), fake)
-        names = dict(enumerate(methods))
-        scout, tree, chunked = range(len(names), len(names) + 3)
+        chains, drafts_trees = dict(enumerate(methods)), {Method.COUPLED, *filter(takes_trees, methods)}
+        trees = dict(enumerate(sorted(drafts_trees), len(chains)))
+        names, scout, chunked = chains | trees, len(Method) + 10, len(Method) + 11
         opening = _opening(scout, Method.COUPLED, sampling)
         path = _next_tokens(verifier, scout, verifier.ask("a prompt", {scout: opening})[scout])
         openings = {name: _opening(name, method, sampling) for name, method in names.items()}
-        openings[tree] = _opening(tree, Method.COUPLED, sampling)
         num_fed = verifier.engine.backend.num_query_rows
         replies = verifier.ask("prompts that are found again", openings)
         num_fed = verifier.engine.backend.num_query_rows - num_fed
         assert num_fed == len(openings), "their blocks were fed again"
         rounds: dict[int, SessionRequest] = {
-            name: _round(1, replies[name], method) for name, method in names.items()
+            name: _round(1, replies[name], method) for name, method in chains.items()
         }
-        rounds[tree] = _tree_round(replies[tree], path)
+        rounds |= {name: _tree_round(replies[name], method, path) for name, method in trees.items()}
         rounds[chunked] = _opening(chunked, Method.COUPLED, sampling, LONG_PROMPT)
-        replies = verifier.ask("rounds, a tree, chunks of a prompt", rounds)
-        assert replies[tree].accepted_nodes == (1, 2), "no token moves"
-        names[tree] = Method.COUPLED
+        replies = verifier.ask("rounds, trees, chunks of a prompt", rounds)
+        accepted = [
+            replies[name].accepted_nodes for name, method in trees.items() if method == Method.COUPLED
+        ]
+        assert accepted == [(1, 2)], "no token moves"
         rounds = {name: _round(2, replies[name], method) for name, method in names.items()}
-        replies = verifier.ask("rounds after the tree", rounds)
+        replies = verifier.ask("rounds after trees", rounds)
         assert all(isinstance(reply, Verdict) for reply in replies.values()), replies
         return verifier
 
@@ -258,10 +260,14 @@ def _round(round_id: int, last: Opened | Verdict, method: Method) -> VerifyReque
     return replace(request, q_token_probs=(0.6,) * len(DRAFT) if sends_probs(method) else ())
 
 
-def _tree_round(last: Opened, path: Sequence[int]) -> VerifyRequest:
+def _tree_round(last: Opened, method: Method, path: Sequence[int]) -> VerifyRequest:
     """Returns a round whose tree has another token before the first one of the path."""
-    draft = ((path[0] + 1) % SHAPE.num_tokens, *path)
-    return VerifyRequest(1, last.position, last.hash, draft_tokens=draft, parents=(-1, -1, 1))
+    first, other = path[0], (path[0] + 1) % SHAPE.num_tokens
+    request = VerifyRequest(1, last.position, last.hash, draft_tokens=(other, *path), parents=(-1, -1, 1))
+    if not sends_support(method):
+        return request
+    end = path[1], (path[1] + 1) % SHAPE.num_tokens
+    return replace(request, q_support=(Support((other, first), (1, 2)), Support(end, (3, 1))))
 
 
 def _next_tokens(verifier: Verifier, name: int, last: Any) -> list[int]:

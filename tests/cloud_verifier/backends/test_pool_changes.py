@@ -16,6 +16,7 @@ from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.products.row_plan import RowPlan
 from outrider.cloud_verifier.backends.transformers_backend import PagedSequence, TransformersBackend
 from outrider.cloud_verifier.kv.blocks import BlockCopy
+from outrider.cloud_verifier.verification.staging import Staging
 
 TEXT = [(37 * i + 11) % 300 for i in range(60)]
 START, PARENTS, PATH = 3, (-1, -1, 1, 0, 2, 4, 5, 6, 7), (1, 2, 4, 5, 6)
@@ -23,11 +24,16 @@ DRAFT = [250, *range(200, 208)]
 KEPT = [*TEXT[:START], *(DRAFT[node] for node in PATH)]  # a block of 8
 
 
-@pytest.fixture(params=["lean", "cuda"])
+@pytest.fixture(params=["lean", "cuda", "transformers"])
 def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
-    return load_target(
+    """At once; with a forward; so, by the decoder of other models, as on CUDA."""
+    backend = load_target(
         target_of("llama"), decoder=request.param, kv_tokens=256, block_size=8, exact_rows="off"
     )
+    if request.param == "transformers":
+        backend.inputs = Staging(torch.device("cpu"))
+    assert (backend.inputs is None) == (request.param == "lean")
+    return backend
 
 
 def kept_tree(backend: TransformersBackend) -> PagedSequence:
