@@ -153,7 +153,7 @@ class Step:
             rows = make_rows(self.forward(), self._rounds, (), num_tokens)
         else:
             staged = stage_rounds(self._rounds, num_tokens, staging)
-            rows = make_staged_rows(self.forward(), staged, (), num_tokens)
+            rows = make_staged_rows(self.forward(), staged, ())
         for each in rows:
             each.target_sample(0)
 

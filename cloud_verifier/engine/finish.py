@@ -122,9 +122,8 @@ class RoundFinisher:
         whose logits stay on a device, what they are computed with goes there with the forward's inputs."""
         prepared = PreparedRows(works)
         if staging is not None and works:
-            with contextlib.suppress(
-                Exception
-            ):  # one work's, which is met again where each is processed alone
+            # One work's exception is met again, and belongs to it, where each is processed alone.
+            with contextlib.suppress(Exception):
                 rounds = [_make_step_round(work) for work in works]
                 prepared.staged = stage_rounds(rounds, self._model.num_tokens, staging)
         return prepared
@@ -150,7 +149,7 @@ class RoundFinisher:
         eos_token_ids, num_tokens = self._model.eos_token_ids, self._model.num_tokens
         if prepared.staged is not None:
             assert is_on_device(logits), "staging is of a backend whose logits are on a device"
-            return make_staged_rows(logits, prepared.staged, eos_token_ids, num_tokens)
+            return make_staged_rows(logits, prepared.staged, eos_token_ids)
         rounds = [_make_step_round(work) for work in prepared.works]
         return self._make_rows(logits, rounds, eos_token_ids, num_tokens)
 

@@ -44,9 +44,7 @@ def stage_rounds(rounds: Sequence[StepRound], num_tokens: int, staging: Staging)
     return StagedRounds(rounds, num_tokens, staging)
 
 
-def make_staged_rows(
-    logits: torch.Tensor, staged: StagedRounds, eos_token_ids: TokenIds, num_tokens: int
-) -> list[DeviceRows]:
+def make_staged_rows(logits: torch.Tensor, staged: StagedRounds, eos_token_ids: TokenIds) -> list[DeviceRows]:
     """Returns the rows of each round that `stage_rounds` took, in order, from float32 logits [Σ num_rows, vocab_size]
     on a GPU.
 
@@ -54,7 +52,7 @@ def make_staged_rows(
     """
     from outrider.cloud_verifier.verification.device_step import DeviceStep
 
-    step = DeviceStep(logits[:, :num_tokens], staged, eos_token_ids)
+    step = DeviceStep(logits[:, : staged.num_tokens], staged, eos_token_ids)
     return [DeviceRows(each, step, number) for number, each in enumerate(staged.rounds)]
 
 
@@ -70,7 +68,7 @@ def make_device_rows(
     staged = stage_rounds(rounds, min(num_tokens, logits.shape[1]), staging)
     staging.start()
     staging.send()
-    return make_staged_rows(logits, staged, eos_token_ids, num_tokens)
+    return make_staged_rows(logits, staged, eos_token_ids)
 
 
 class DeviceRows(ProcessedRows):
