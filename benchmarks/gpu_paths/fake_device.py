@@ -29,6 +29,7 @@ _WAITING = {
     _aten._unique2.default,
 }
 _COPYING = {_aten.copy_.default, _aten._to_copy.default}
+_INDEXING = {torch.Tensor.__getitem__, torch.Tensor.__setitem__}
 Kernels = Iterable[tuple[ModuleType, str]]  # (module, name) of each Triton kernel that is launched
 
 
@@ -96,6 +97,7 @@ class FakeDevice(CallCounter):
         kwargs = dict(kwargs or {})
         tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)]
         on_device = [each for each in tensors if isinstance(each, DeviceTensor)]
+        assert len(on_device) == sum(each.device == NAME for each in tensors), "a tensor without values"
         target = kwargs.get("device")  # None: that of the arguments
         if target == NAME:
             kwargs["device"] = HOST
@@ -130,10 +132,12 @@ class _Functions(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") == NAME:
             return func(*args, **kwargs | {"device": HOST}).to(NAME)
-        if func is torch.Tensor.__setitem__ and isinstance(args[0], DeviceTensor):
-            # At indices that are tensors a number is a tensor on the host, which is copied.
-            has_indices = any(isinstance(each, torch.Tensor) for each in tree_leaves(args[1]))
-            self._device.counts["upload"] += has_indices and not isinstance(args[2], torch.Tensor)
+        if func in _INDEXING and isinstance(args[0], DeviceTensor):
+            indices = tuple(map(_as_index, args[1] if isinstance(args[1], tuple) else args[1:2]))
+            args = args[0], indices, *args[2:]
+            is_number = len(args) > 2 and not isinstance(args[2], torch.Tensor)
+            if is_number and any(isinstance(each, torch.Tensor) for each in indices):
+                self._device.counts["upload"] += 1  # it is a tensor on the host, which is copied
         return func(*args, **kwargs)
 
 
@@ -151,6 +155,11 @@ class _Kernel:
                 self._kernel[grid](*values, **options)
 
         return launch
+
+
+def _as_index(index: Any) -> Any:
+    """Returns a list as a tensor on the host."""
+    return torch.tensor(index) if isinstance(index, list) else index
 
 
 def _values(arguments: Any) -> Any:

@@ -228,7 +228,9 @@ def count_steps(
 
 def _make_engine(fake: FakeDevice, row_plan: RowPlan | None) -> Engine:
     setting = Setting(is_rehearsal=True, limit_s=600.0)
-    model = make_model(setting, SHAPE, torch.float32)
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = make_model(setting, SHAPE, torch.float32)
     facts = replace(make_facts(setting, SHAPE, torch.float32), device=str(NAME))
     decoder = CudaDecoder(own_config(model), DeviceWeights(model, fake), layers, RunAgain())
     backend = TransformersBackend(decoder, facts, num_blocks=NUM_BLOCKS)

@@ -8,11 +8,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.gpu_paths.fake_device import NAME, FakeDevice
+from benchmarks.gpu_paths.fake_device import FakeDevice
 from benchmarks.results_file import ROOT
 
 COUNT = """
@@ -67,17 +68,19 @@ def test_a_whole_step_has_one_upload_and_one_download_and_what_is_more_is_counte
     assert planted == [{"download": 1}] * 7
 
 
-def write(rows: torch.Tensor, ids: torch.Tensor) -> None:
+def write(rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     rows[ids, ids] = 1.0  # CUDA copies the number, and waits
+    return rows
 
 
-CALLS: list[tuple[Callable[[torch.Tensor, torch.Tensor], object], dict[str, int]]] = [
+CALLS: list[tuple[Callable[[torch.Tensor, torch.Tensor], Any], dict[str, int]]] = [
     (lambda rows, ids: rows[ids, ids] + 1, {}),
     (lambda rows, ids: rows[:, 1].fill_(2), {}),
     (lambda rows, ids: rows.index_copy_(0, ids, rows * 2), {}),
-    (lambda rows, ids: torch.tensor([1], device=NAME), {"upload": 1}),
-    (lambda rows, ids: torch.tensor(1, device=NAME), {"upload": 1}),
-    (lambda rows, ids: rows[[0, 1]], {"upload": 1}),
+    (lambda rows, ids: torch.tensor([1], device=rows.device), {"upload": 1}),
+    (lambda rows, ids: torch.tensor(1, device=rows.device), {"upload": 1}),
+    (lambda rows, ids: rows[[1, 0]], {"upload": 1}),
+    (lambda rows, ids: rows[1, [2, 0]], {"upload": 1}),
     (lambda rows, ids: rows[torch.tensor([1])], {"upload": 1}),
     (write, {"upload": 1}),
     (lambda rows, ids: rows.tolist(), {"download": 1}),
@@ -88,8 +91,15 @@ CALLS: list[tuple[Callable[[torch.Tensor, torch.Tensor], object], dict[str, int]
 
 
 @pytest.mark.parametrize("number", range(len(CALLS)))
-def test_the_fake_device_counts_what_cuda_copies_or_waits_for(number: int) -> None:
+def test_the_fake_device_computes_and_counts_what_cuda_copies_or_waits_for(number: int) -> None:
     call, expected = CALLS[number]
+
+    def make() -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.arange(6.0).view(2, 3), torch.tensor([0, 1])
+
     with FakeDevice(()) as device:
-        call(device.put(torch.arange(6.0).view(2, 3)), device.put(torch.tensor([0, 1])))
+        found = call(*map(device.put, make()))
         assert device.counts == expected
+        values = found.tolist() if isinstance(found, torch.Tensor) else found
+    on_host = call(*make())
+    assert values == (on_host.tolist() if isinstance(on_host, torch.Tensor) else on_host)
