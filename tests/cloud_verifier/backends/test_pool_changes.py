@@ -24,11 +24,16 @@ DRAFT = [250, *range(200, 208)]
 KEPT = [*TEXT[:START], *(DRAFT[node] for node in PATH)]  # a block of 8
 
 
-@pytest.fixture(params=["lean", "cuda", "transformers"])
+@pytest.fixture(params=["lean", "cuda", "cuda in fp8", "transformers"])
 def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
     """At once; with a forward; so, by the decoder of other models, as on CUDA."""
     backend = load_target(
-        target_of("llama"), decoder=request.param, kv_tokens=256, block_size=8, exact_rows="off"
+        target_of("llama"),
+        decoder=request.param.split()[0],
+        kv_tokens=256,
+        kv_dtype="fp8" if "fp8" in request.param else "auto",
+        block_size=8,
+        exact_rows="off",
     )
     if request.param == "transformers":
         backend.inputs = Staging(torch.device("cpu"))
