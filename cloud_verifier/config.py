@@ -8,6 +8,7 @@ from pathlib import Path
 
 from outrider.common.config.fields import option
 from outrider.common.config.loader import did_you_mean
+from outrider.common.config.units import parse_size
 from outrider.common.errors import ConfigError
 from outrider.common.types import Method
 from outrider.models import EMBEDDED
@@ -17,17 +18,7 @@ EMBEDDED_TARGET = EMBEDDED / "target"
 EMBEDDED_DRAFT = EMBEDDED_TARGET.parent / "draft"
 
 
-_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", re.ASCII)
-
-
-def parse_size(text: str, flag: str) -> int:
-    """Returns the bytes of "512MiB", "1.5GiB" or "65536"; raises `ConfigError` naming `flag` for anything else."""
-    match = _SIZE.fullmatch(text.strip().upper())
-    if match is None or match[2] not in _UNITS or not (num_bytes := int(float(match[1]) * _UNITS[match[2]])):
-        raise ConfigError(f"{flag} {text}: not a size; write bytes, or a number with KiB, MiB or GiB: 512MiB")
-    return num_bytes
 
 
 def parse_kv_memory(text: str) -> int | None:
@@ -95,7 +86,7 @@ class ServeConfig:
     lookahead: bool = option(
         False, "offer lookahead decoding, which needs no weights, as a draft source of co-located generation"
     )
-    draft_strategy: str = option("onnx", "draft strategy of --draft", metavar="NAME")
+    draft_strategy: str = option("model", "draft strategy of --draft", metavar="NAME")
     draft_threads: int = option(1, "CPU threads of --draft", metavar="N", minimum=1)
     draft_kv_memory: str = option(
         "256MiB",
@@ -145,8 +136,14 @@ class ServeConfig:
     )
     dtype: str = option(
         "auto",
-        "data type of weights and arithmetic; auto is float32 on a CPU and bfloat16 on CUDA",
+        "data type of weights and arithmetic; auto is float32 on a CPU, bfloat16 on CUDA and beside quantised weights",
         choices=("auto", "float32", "bfloat16"),
+    )
+    quantize: str = option(
+        "none",
+        "quantise the weights of the layers while they are loaded: nf4, 4 bits each (needs the extra quant), or none; "
+        "a directory that is saved in NF4 needs no flag",
+        metavar="nf4|none",
     )
     exact_rows: str = option(
         "auto",

@@ -209,6 +209,16 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Holds what a verifier's target takes, in bytes. Peaks are since its start; 0: not told."""
+
+    weights: int
+    kv: int  # the pool for all sessions
+    peak: int = 0  # on a GPU of what is allocated there, else of what is resident
+    peak_reserved: int = 0  # on a GPU, by the library's allocator
+
+
+@dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Describes the target that a verifier serves (`Describe`)."""
 
@@ -228,6 +238,8 @@ class ModelInfo:
     is_reproducible: bool = False  # a token's logits do not depend on what shares its forward
     draft_sources: tuple[str, ...] = ()  # what may draft for co-located generation; the draft is DRAFT_SOURCE
     kv_dtype: str = ""  # of keys and values; empty: not known
+    quantisation: str = ""  # of the weights: "nf4", "fp4" or "fp8"; empty: none
+    memory: MemoryUse | None = None  # None: an older verifier does not tell
 
 
 @dataclass(slots=True, unsafe_hash=True)  # not frozen, which takes seven times as long to make: one a round

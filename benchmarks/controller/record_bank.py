@@ -85,7 +85,7 @@ def record_embedded() -> Iterator[TraceSet]:
     longest = max(map(len, prompts)) + EMBEDDED_POSITIONS + MAX_DEPTH
     backend = load_target(str(EMBEDDED / "target"), kv_tokens=2 * longest)
     num_new = EMBEDDED_POSITIONS + MAX_DEPTH
-    with create_draft_model("onnx", EMBEDDED / "draft") as model:
+    with create_draft_model("model", EMBEDDED / "draft") as model:
         for temperature in EMBEDDED_TEMPERATURES:
             samplings = [SamplingParams(temperature=temperature, seed=1)] * len(prompts)
             new = write_texts(backend, prompts, samplings, num_new, num_together=1)

@@ -205,7 +205,7 @@ def _measure_texts(plan: Plan, prompts: Sequence[Prompt]) -> tuple[list[Measure]
     threads = ("--num-threads", str(os.cpu_count() or 1))
     with (
         running_verifier("--log-level", "error", *threads) as verifier,
-        create_draft_model("onnx", EMBEDDED / "draft") as draft,
+        create_draft_model("model", EMBEDDED / "draft") as draft,
     ):
         decoder = Decoder(verifier.address, draft, tokenizer)
         grid = [

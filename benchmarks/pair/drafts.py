@@ -28,13 +28,13 @@ def open_strategies(
     """Opens by name: the pair's draft, prompt lookup, and INT4 drafts of the target's first layers."""
     with contextlib.ExitStack() as stack:
         strategies = {
-            TRAINED: stack.enter_context(create_draft_model("onnx", pair / "draft")),
+            TRAINED: stack.enter_context(create_draft_model("model", pair / "draft")),
             LOOKUP: stack.enter_context(create_draft_model("prompt-lookup", pair / "draft")),
         }
         for number in first_layers:
             report = export_draft(pair / "target", scratch / f"first-{number}", first_layers=number)
             total = report.num_source_layers or report.num_layers
-            model = stack.enter_context(create_draft_model("onnx", report.out_dir))
+            model = stack.enter_context(create_draft_model("model", report.out_dir))
             strategies[f"first {number} of {total} layers"] = model
         yield strategies
 

@@ -53,7 +53,7 @@ def _pairs() -> Iterator[tuple[str, dict[str, float]]]:
 
 def is_trained(draft: BankDraft) -> bool:
     """Returns whether a draft of the bank has weights that were trained as a draft."""
-    return draft.strategy == "onnx" and not draft.first_layers and (draft.tokens > 0 or not draft.size)
+    return draft.strategy == "model" and not draft.first_layers and (draft.tokens > 0 or not draft.size)
 
 
 def compare(model: OnnxDraftModel, texts: list[WrittenText]) -> dict[str, float]:

@@ -69,6 +69,7 @@ class TargetBackend(Protocol):
     tokenizer_fingerprint: str
     eos_token_ids: tuple[int, ...]
     kv_dtype: str  # of keys and values: the target's, or "fp8"
+    quantisation: str  # of the weights: "nf4", "fp4" or "fp8"; "": none
     is_reproducible: bool  # a row's logits have the same bits whatever shares its forward
     num_forwards: int  # counters, only rise
     num_query_rows: int  # tokens fed, over all forwards: packed, so equal to the sum of the items' tokens
@@ -81,6 +82,14 @@ class TargetBackend(Protocol):
     def staging(self) -> Staging | None:
         """Returns what sends arrays of others with the next forward's inputs, where logits stay on a device; None
         where they come to the host."""
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Returns the bytes of the weights."""
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Returns the bytes of the whole KV pool."""
 
     @property
     def num_free_tokens(self) -> int:

@@ -181,6 +181,11 @@ class LayerReader(Generic[Norm]):
         self._products: list[Operation] = []
         self._multiply: Linear = linear
 
+    @property
+    def num_weight_bytes(self) -> int:
+        """Returns the bytes of all tensors; of what the library packs beside them nothing."""
+        return self._weights.num_bytes
+
     def linear(self, *parts: tuple[str, int], num_inputs: int, has_bias: bool) -> Operation:
         """Returns one product of several layers (name, outputs) of the model that have the same input."""
         read = self._weights.read
@@ -285,6 +290,10 @@ class LeanDecoder(Decoder):
         self._scale = embedding_scale(config, weights.dtype)
         self._softcap = config.final_logit_softcapping
         self._reader = reader
+
+    @property
+    def num_weight_bytes(self) -> int:
+        return self._reader.num_weight_bytes
 
     def use_exact_rows(self) -> None:
         """Exchanges the activation, which the library ends in scalar code that rounds otherwise in float32."""

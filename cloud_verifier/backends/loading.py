@@ -17,6 +17,7 @@ from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.memory import check_weights_fit, kv_pool_bytes
 from outrider.cloud_verifier.backends.model_files import check_model_files
 from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
+from outrider.cloud_verifier.backends.quantised.choice import Quantisation, find_quantisation
 from outrider.cloud_verifier.backends.transformers_backend import (
     BLOCK_SIZE,
     Decoder,
@@ -41,6 +42,7 @@ def load_target(
     device: str = "cpu",
     dtype: str = "auto",
     kv_dtype: str = "auto",
+    quantize: str = "",
     kv_bytes: int | None = None,
     kv_tokens: int | None = None,
     step_tokens: int = STEP_TOKENS,
@@ -53,22 +55,24 @@ def load_target(
     """Loads a decoder from a local directory (config.json, tokenizer.json, *.safetensors).
 
     `device` is "cpu", "cuda" or "cuda:N"; `dtype` "float32", "bfloat16" or "auto" (float32 on a CPU, bfloat16
-    on CUDA); `kv_dtype` that of keys and values: "auto", which is the same, or "fp8" (`kernels.fp8`); `kv_bytes` the
-    size of the KV pool for all sequences, or `kv_tokens` the same in tokens (of neither: 512 MiB on a CPU, on CUDA what
-    is free beside the weights and a step of `step_tokens`); `block_size` the tokens of a block; `num_threads` torch's
-    CPU threads (0 leaves torch's own choice; a setting of the whole process);
+    on CUDA and where weights are quantised); `quantize` "" or "nf4" (a directory whose weights are quantised needs
+    none); `kv_dtype` that of keys and values: "auto", which is `dtype`, or "fp8" (`kernels.fp8`); `kv_bytes` the size
+    of the KV pool for all sequences, or `kv_tokens` the same in tokens (of neither: 512 MiB on a CPU, on CUDA what is
+    free beside the weights and a step of `step_tokens`); `block_size` the tokens of a block; `num_threads` torch's CPU
+    threads (0 leaves torch's own choice; a setting of the whole process);
     `decoder` is "lean" or "cuda", our own for a CPU and for CUDA, for the models that they compute, or
     "transformers", which is used for all others too; "auto" is that of the device; `exact_rows` "auto", "on" or
     "off" (see `exact_rows.use_exact_rows`); `on_progress` is called as weights are read.
-    Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code) or of an
-    architecture that the packed forward does not compute, where the device has too little memory, and where
-    `exact_rows` is "on" and rows differ.
+    Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code), quantised in a way
+    that is not served or of an architecture that the packed forward does not compute, where the device has too little
+    memory, and where `exact_rows` is "on" and rows differ; `MissingExtraError` for quantised weights without the extra.
     """
     directory = Path(path)
     config_json = check_model_files(directory)
+    quantisation = find_quantisation(config_json, quantize, directory.name)
     _check_device(device)
     if dtype == "auto":
-        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+        dtype = "bfloat16" if device.startswith("cuda") or quantisation else "float32"
     if dtype not in DTYPES:
         raise ModelError(f"dtype {dtype!r} is not one of auto, {', '.join(DTYPES)}")
     if kv_dtype not in KV_DTYPES:
@@ -79,12 +83,15 @@ def load_target(
         raise ModelError(f"decoder {decoder!r} is not one of {', '.join(DECODERS)}")
     if decoder == "auto":
         decoder = "lean" if device == "cpu" else "cuda"
+    if quantisation is not None:
+        decoder = "transformers"
     with Weights(directory, device, getattr(torch, dtype), on_progress) as weights:
-        check_weights_fit(weights.num_bytes, directory.name, dtype, device)
-        config, loaded = _load_decoder(directory, config_json, weights, dtype, decoder)
+        if quantisation is None or not quantisation.is_four_bit:
+            check_weights_fit(weights.num_bytes, directory.name, dtype, device)
+        config, loaded = _load_decoder(directory, config_json, weights, decoder, quantisation)
     return make_backend(
         loaded,
-        _facts(directory, config, device, dtype, has_fp8_kv=kv_dtype == "fp8"),
+        _facts(directory, config, device, dtype, quantisation, has_fp8_kv=kv_dtype == "fp8"),
         kv_bytes=kv_bytes,
         kv_tokens=kv_tokens,
         step_tokens=step_tokens,
@@ -127,7 +134,11 @@ def make_backend(
 
 
 def _load_decoder(
-    directory: Path, config_json: dict[str, Any], weights: Weights, dtype: str, name: str
+    directory: Path,
+    config_json: dict[str, Any],
+    weights: Weights,
+    name: str,
+    quantisation: Quantisation | None,
 ) -> tuple[Any, Decoder]:
     """Returns a model's configuration and decoder: that of `name`, or transformers' for models that ours do not
     compute."""
@@ -143,7 +154,7 @@ def _load_decoder(
             return config, CudaDecoder(config, weights, capture=capture)
         from outrider.cloud_verifier.backends.through_transformers import load_through_transformers
 
-        return load_through_transformers(directory, config_json, weights, dtype)
+        return load_through_transformers(directory, config_json, weights, quantisation)
     except torch.OutOfMemoryError as error:
         raise ModelError(
             f"the weights of {directory.name} do not fit on {weights.device}: {error}; name another --device, or a "
@@ -178,7 +189,15 @@ def _check_device(device: str) -> None:
         )
 
 
-def _facts(directory: Path, config: Any, device: str, dtype: str, *, has_fp8_kv: bool) -> TargetFacts:
+def _facts(
+    directory: Path,
+    config: Any,
+    device: str,
+    dtype: str,
+    quantisation: Quantisation | None,
+    *,
+    has_fp8_kv: bool,
+) -> TargetFacts:
     from outrider.common.models import fingerprint
 
     tokenizer_json = directory / "tokenizer.json"
@@ -189,6 +208,12 @@ def _facts(directory: Path, config: Any, device: str, dtype: str, *, has_fp8_kv:
     num_heads = int(config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     is_own = isinstance(config, DecoderConfig)
+    changes = [] if dtype == "float32" else [f"dtype={dtype}"]
+    if quantisation is not None and not quantisation.is_in_files:
+        changes.append(f"weights={quantisation.name}")
+    if has_fp8_kv:
+        changes.append("kv=fp8")
+    of_files = fingerprint.target_fingerprint(directory)
     return TargetFacts(
         num_tokens=num_tokens,
         vocab_size=vocab_size,
@@ -196,7 +221,9 @@ def _facts(directory: Path, config: Any, device: str, dtype: str, *, has_fp8_kv:
         dtype=dtype,
         device=device,
         model_id=directory.resolve().name,
-        weights_fingerprint=fingerprint.target_fingerprint(directory),
+        fingerprint=fingerprint.served_fingerprint(of_files, changes),
+        files_fingerprint=of_files,
+        quantisation="" if quantisation is None else quantisation.name,
         tokenizer_fingerprint=fingerprint.tokenizer_fingerprint(tokenizer_json),
         eos_token_ids=_eos_token_ids(directory, config),
         num_layers=int(config.num_hidden_layers),

@@ -9,19 +9,11 @@ import torch
 from outrider.cloud_verifier.backends.transformers_backend import Decoder, TargetFacts
 from outrider.common.config.units import show_size
 from outrider.common.errors import ModelError
+from outrider.common.models import memory as models
 
 logger = logging.getLogger(__name__)
 
 CPU_KV_BYTES = 512 * 2**20
-# Of a row of logits, an id: the head's own number, float32, and for top-p a sorted copy with its indices, weights and
-# their sums in float64.
-LOGIT_BYTES = 40
-# Of activations, in rows as wide as all query heads together: those of a layer with its gate and up, and some more.
-ACTIVATION_ROWS = 32
-# Rows times splits of one launch of the paged kernel, whose parts are float32 (`paged.MAX_PARTS`).
-ATTENTION_PARTS = 1 << 14
-# Of the device: the allocator's fragments, the library's workspaces, kernels, captured graphs.
-KEPT_SHARE = 0.05
 
 
 def device_memory(device: str) -> tuple[int, int]:
@@ -52,7 +44,7 @@ def kv_pool_bytes(facts: TargetFacts, decoder: Decoder, asked: int | None, step_
     if facts.device == "cpu":
         return CPU_KV_BYTES if asked is None else asked
     free, total = device_memory(facts.device)
-    step = step_bytes(facts, _largest_matrix(decoder), step_tokens) + int(KEPT_SHARE * total)
+    step = step_bytes(facts, _largest_matrix(decoder), step_tokens) + int(models.KEPT_SHARE * total)
     room = max(0, free - step)
     has = f"{facts.device} has {show_size(free)} free beside the weights of {facts.model_id}"
     takes = f"a step of {step_tokens} tokens (--max-step-tokens) takes about {show_size(step)}"
@@ -73,11 +65,8 @@ def step_bytes(facts: TargetFacts, largest_matrix: int, step_tokens: int) -> int
     """Returns about how many bytes a step takes at most beside weights and KV, or the check of exact rows at the
     start: two copies of a matrix of `largest_matrix` numbers."""
     itemsize = int(getattr(torch, facts.dtype).itemsize)
-    width = facts.num_heads * facts.head_dim
-    logits = step_tokens * facts.vocab_size * LOGIT_BYTES
-    activations = step_tokens * width * ACTIVATION_ROWS * itemsize
-    attention = ATTENTION_PARTS * facts.num_heads * (facts.head_dim + 2) * 4
-    return max(logits + activations + attention, 2 * largest_matrix * itemsize)
+    step = models.step_bytes(facts.num_heads, facts.head_dim, facts.vocab_size, itemsize, step_tokens)
+    return max(step, 2 * largest_matrix * itemsize)
 
 
 def _largest_matrix(decoder: Decoder) -> int:

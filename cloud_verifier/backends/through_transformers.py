@@ -7,7 +7,7 @@ import copy
 import inspect
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,11 @@ import torch
 
 from outrider.cloud_verifier.backends.architectures import check_supported
 from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, ForwardPlan, register_attention
+from outrider.cloud_verifier.backends.memory import check_weights_fit
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, Product
 from outrider.cloud_verifier.backends.products.ways import Linear
+from outrider.cloud_verifier.backends.quantised import four_bit
+from outrider.cloud_verifier.backends.quantised.choice import Quantisation
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.common.errors import ModelError
@@ -26,20 +29,28 @@ logger = logging.getLogger(__name__)
 
 
 def load_through_transformers(
-    directory: Path, config_json: dict[str, Any], weights: Weights, dtype: str
+    directory: Path,
+    config_json: dict[str, Any],
+    weights: Weights,
+    quantisation: Quantisation | None = None,
 ) -> tuple[Any, TransformersDecoder]:
     """Returns a model's configuration, with all fields named as Llama's, and its decoder, on the device of `weights`.
 
-    Raises `ModelError` for an unknown or unsupported model type and for weights that cannot be loaded.
+    Raises `ModelError` for an unknown or unsupported model type and for weights that cannot be loaded,
+    `MissingExtraError` for quantised ones without the packages that read them.
     """
     with quiet_transformers():
         config = _load_config(directory, config_json)
         config.max_position_embeddings = _max_context(config)
         check_supported(config, config.max_position_embeddings)
         _check_class(config)
-        model = None if weights.device == "cpu" else load_directly(config, weights)
+        model = None
+        if quantisation is not None:
+            model = _load_quantised(directory, config, weights, quantisation)
+        elif weights.device != "cpu":
+            model = load_directly(config, weights)
         if model is None:
-            model = _load_by_host(directory, config, weights.device, dtype)
+            model = _load_by_host(directory, config, weights)
     config.vocab_size = int(model.get_output_embeddings().weight.shape[0])
     return config, TransformersDecoder(model)
 
@@ -53,6 +64,11 @@ class TransformersDecoder(Decoder):
     def __init__(self, model: Any) -> None:
         self._model = model
 
+    @property
+    def model(self) -> Any:
+        """Returns the model that is run."""
+        return self._model
+
     def use_exact_rows(self) -> None:
         """Changes nothing: the model's own code is all there is."""
 
@@ -61,8 +77,9 @@ class TransformersDecoder(Decoder):
             module.__dict__.pop("forward", None)
         if linear is torch.nn.functional.linear:
             return
+        known = (torch.nn.Linear.forward, _conv1d().forward)
         for module in self._matrices():
-            if type(module).forward not in (torch.nn.Linear.forward, _conv1d().forward):
+            if four_bit.quant_state(module) is None and type(module).forward not in known:
                 raise ModelError(f"a {type(module).__name__} multiplies by code of its own")
         for module in self._matrices():
             module.forward = partial(_forward, module, linear)
@@ -73,11 +90,14 @@ class TransformersDecoder(Decoder):
             if parameter.ndim > 2:
                 raise ModelError(f"parameter {name} has {parameter.ndim} dimensions: no plain matrix")
         for module in self._matrices():
-            weight = module.weight
-            num_outputs, num_inputs = reversed(weight.shape) if _is_transposed(module) else weight.shape
+            num_outputs, num_inputs = _sizes(module)
             key = (type(module), num_inputs, num_outputs, getattr(module, "bias", None) is None)
             kinds[key] = MatrixKind(num_inputs, num_outputs, partial(_module_product, module))
         return list(kinds.values())
+
+    @property
+    def num_weight_bytes(self) -> int:
+        return four_bit.num_bytes(self._model)
 
     def _matrices(self) -> list[Any]:
         """Returns the modules that multiply by a matrix."""
@@ -123,20 +143,36 @@ def _is_transposed(module: Any) -> bool:
     return not isinstance(module, torch.nn.Linear)
 
 
+def _sizes(module: Any) -> tuple[int, int]:
+    """Returns a matrix's outputs and inputs."""
+    if four_bit.quant_state(module) is not None:  # whose tensor has another shape
+        return module.out_features, module.in_features
+    num_outputs, num_inputs = reversed(module.weight.shape) if _is_transposed(module) else module.weight.shape
+    return num_outputs, num_inputs
+
+
 def _forward(module: Any, linear: Linear, x: torch.Tensor) -> torch.Tensor:
+    if four_bit.quant_state(module) is not None:
+        return four_bit.multiply_by(linear, module, x)
     weight = module.weight.t() if _is_transposed(module) else module.weight
     return linear(x, weight, module.bias)
 
 
 def _module_product(module: Any, weight: torch.Tensor) -> Product:
     """Returns what `module` computes with another weight, its bias left out where that is a number added last."""
+    forward = module.__dict__.get("forward")
+    if four_bit.quant_state(module) is not None:
+        if isinstance(forward, partial):  # of `use_linear`: over a whole matrix, whatever it is made of
+            multiply: Linear = forward.args[1]
+            return lambda x: multiply(x, weight, None)
+        return four_bit.other_product(module, weight)
     other = copy.copy(module)
     other._parameters = dict(module._parameters)
     weight = weight.t().contiguous() if _is_transposed(module) else weight
     other.weight = torch.nn.Parameter(weight, requires_grad=False)
     if other._parameters.get("bias") is not None:
         other.bias = torch.nn.Parameter(torch.zeros_like(module.bias), requires_grad=False)
-    if isinstance(forward := module.__dict__.get("forward"), partial):  # of `use_linear`
+    if isinstance(forward, partial):  # of `use_linear`
         other.forward = partial(_forward, other, forward.args[1])
     return lambda x: other(x[None])[0]
 
@@ -228,22 +264,97 @@ def _tensors(model: Any) -> dict[str, torch.Tensor]:
     return dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
 
 
-def _load_by_host(directory: Path, config: Any, device: str, dtype: str) -> Any:
+def _load_quantised(directory: Path, config: Any, weights: Weights, quantisation: Quantisation) -> Any:
+    """Returns a model whose weights transformers reads as they are quantised, or quantises one by one."""
+    of_files = f"reading the {quantisation.name} weights of {directory.name}"
+    what = of_files if quantisation.is_in_files else f"--quantize {quantisation.name}"
+    four_bit.import_bitsandbytes(what)
+    if not quantisation.is_four_bit:
+        # Its kernels for FP8 come from Hugging Face's hub, and no CPU has any.
+        config.quantization_config = {**config.quantization_config, "dequantize": True}
+        model = _load_by_host(directory, config, weights)
+        for parameter in model.parameters():  # which transformers makes bfloat16
+            parameter.data = parameter.data.to(weights.dtype)
+        return model
+    with torch.device("meta"):
+        num_bytes = four_bit.num_four_bit_bytes(
+            _make_model(_unquantised(config), weights.dtype), weights.dtype
+        )
+    check_weights_fit(num_bytes, directory.name, quantisation.name, weights.device)
+    chosen = four_bit.make_config(quantisation, weights.dtype, weights.device)
+    if quantisation.is_in_files:  # which says how, but not in which dtype this device is fast
+        given = dict(config.quantization_config)
+        given["bnb_4bit_compute_dtype"] = chosen.to_dict()["bnb_4bit_compute_dtype"]
+        config.quantization_config, chosen = given, None
+    model = _from_pretrained(
+        directory, config, weights, quantization_config=chosen, device_map={"": weights.device}
+    )
+    four_bit.prepare(model)
+    return model.eval().requires_grad_(False)
+
+
+def _unquantised(config: Any) -> Any:
+    plain = copy.deepcopy(config)
+    if hasattr(plain, "quantization_config"):
+        del plain.quantization_config
+    return plain
+
+
+def _load_by_host(directory: Path, config: Any, weights: Weights) -> Any:
     """Returns a model that transformers loads into the host's memory and then moves."""
+    if weights.device != "cpu":
+        logger.info("the weights of %s pass through the host's memory", directory.name)
+    model = _from_pretrained(directory, config, weights)
+    return model.to(weights.device).eval().requires_grad_(False)
+
+
+def _from_pretrained(directory: Path, config: Any, weights: Weights, **more: Any) -> Any:
+    """Returns the model. Raises `ModelError` where it cannot be loaded, or a tensor is missing, which transformers
+    would draw at random."""
     from transformers import AutoModelForCausalLM
 
-    if device != "cpu":
-        logger.info("the weights of %s pass through the host's memory", directory.name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory,
-            config=config,
-            dtype=getattr(torch, dtype),
-            attn_implementation=ATTENTION_NAME,
-            use_safetensors=True,
-            local_files_only=True,
-            trust_remote_code=False,
-        )
+        with _showing_progress(weights):
+            model, found = AutoModelForCausalLM.from_pretrained(
+                directory,
+                config=config,
+                dtype=weights.dtype,
+                attn_implementation=ATTENTION_NAME,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **more,
+            )
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # safetensors, transformers and torch each raise their own kinds here
         raise ModelError(f"{directory} cannot be loaded: {error}") from error
-    return model.to(device).eval().requires_grad_(False)
+    if found["missing_keys"]:
+        name = min(found["missing_keys"])
+        raise ModelError(f"{directory} cannot be loaded: it has no tensor {name!r}")
+    return model
+
+
+@contextlib.contextmanager
+def _showing_progress(weights: Weights) -> Iterator[None]:
+    """Reports as read the share of the tensors that transformers has loaded, by its hook for progress bars."""
+    from transformers.utils import logging as hf_logging
+
+    def hook(make_bar: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if args and isinstance(args[0], Sized):
+            args = (_counted(args[0], weights), *args[1:])
+        return make_bar(*args, **options)
+
+    set_hook = getattr(hf_logging, "set_tqdm_hook", lambda _: None)  # not of the first of version 5
+    before = set_hook(hook)
+    try:
+        yield
+    finally:
+        set_hook(before)
+
+
+def _counted(items: Any, weights: Weights) -> Iterator[Any]:
+    for number, item in enumerate(items, start=1):
+        yield item
+        weights.report(number / len(items))

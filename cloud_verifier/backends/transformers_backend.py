@@ -20,7 +20,7 @@ from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockManager, BlockTable, BlockUsage
 from outrider.cloud_verifier.verification.staging import Staging
-from outrider.common.models.fingerprint import served_fingerprint
+from outrider.common.models.memory import kv_token_bytes
 from outrider.common.tree import Tree, is_chain
 from outrider.kernels.kv_pool import KVPool
 
@@ -37,7 +37,7 @@ class TargetFacts:
     dtype: str
     device: str
     model_id: str
-    weights_fingerprint: str  # of the directory
+    fingerprint: str
     tokenizer_fingerprint: str
     eos_token_ids: tuple[int, ...]
     num_layers: int
@@ -45,22 +45,15 @@ class TargetFacts:
     num_kv_heads: int
     head_dim: int
     windows: tuple[int | None, ...]  # of each layer: tokens that it attends over, None: all
+    files_fingerprint: str  # of the directory; `fingerprint` is equal where the text is
+    quantisation: str = ""  # "nf4", "fp4" or "fp8": of the weights, or of their files; "": none
     has_fp8_kv: bool = False  # keys and values are kept in FP8 (`kernels.fp8`), else in `dtype`
-
-    @property
-    def fingerprint(self) -> str:
-        """Returns what `Describe` says: equal where the text is."""
-        changes = [] if self.dtype == "float32" else [f"dtype={self.dtype}"]
-        if self.has_fp8_kv:
-            changes.append("kv=fp8")
-        return served_fingerprint(self.weights_fingerprint, changes)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Returns the bytes of one token's keys and values over all layers."""
-        itemsize = int(getattr(torch, self.dtype).itemsize)
-        of_head = self.head_dim + torch.float16.itemsize if self.has_fp8_kv else self.head_dim * itemsize
-        return 2 * self.num_layers * self.num_kv_heads * of_head
+        number_bytes = None if self.has_fp8_kv else int(getattr(torch, self.dtype).itemsize)
+        return kv_token_bytes(self.num_layers, self.num_kv_heads, self.head_dim, number_bytes)
 
 
 @dataclass(eq=False, slots=True)
@@ -136,6 +129,10 @@ class Decoder(Protocol):
     is_of_transformers: bool  # its code is transformers', not ours
     writes_padding: bool  # rows that pad a step are a sequence like others, whose KV is in the spare block
 
+    @property
+    def num_weight_bytes(self) -> int:
+        """Returns the bytes of all weights."""
+
     def matrix_kinds(self) -> list[MatrixKind]:
         """Returns every kind of matrix whose product a forward takes, each once.
 
@@ -179,7 +176,7 @@ class TransformersBackend(TargetBackend):
         self.dtype, self.device = facts.dtype, facts.device
         self.kv_dtype = "fp8" if facts.has_fp8_kv else facts.dtype
         self.model_id, self.fingerprint = facts.model_id, facts.fingerprint
-        self.tokenizer_fingerprint = facts.tokenizer_fingerprint
+        self.tokenizer_fingerprint, self.quantisation = facts.tokenizer_fingerprint, facts.quantisation
         self.eos_token_ids = facts.eos_token_ids
         self.num_forwards = 0
         self.num_query_rows = 0
@@ -243,6 +240,11 @@ class TransformersBackend(TargetBackend):
     def num_kv_bytes(self) -> int:
         """Returns the bytes of these."""
         return self.num_kv_tokens * self.facts.kv_bytes_per_token
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Returns the bytes of the weights."""
+        return self.decoder.num_weight_bytes
 
     @property
     def rules(self) -> list[AttentionRule]:

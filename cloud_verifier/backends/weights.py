@@ -90,6 +90,10 @@ class Weights:
         if not tensor.is_floating_point():
             raise ModelError(f"{self._directory} cannot be loaded: tensor {name!r} is {tensor.dtype}")
         self._num_read += tensor.numel() * self.dtype.itemsize
-        if self._on_progress is not None:
-            self._on_progress(self._num_read, self.num_bytes)
+        self.report(self._num_read / self.num_bytes)
         return tensor.to(device=self.device, dtype=self.dtype, copy=True)
+
+    def report(self, share: float) -> None:
+        """Says that this share of all tensors is read, by `read` or by other code."""
+        if self._on_progress is not None:
+            self._on_progress(round(share * self.num_bytes), self.num_bytes)

@@ -78,7 +78,7 @@ class DeferredDraft:
         from outrider.edge_client.drafting.registry import create_draft_model
 
         if self._model is None:
-            self._model = create_draft_model("onnx", self._directory, threads=self._num_threads)
+            self._model = create_draft_model("model", self._directory, threads=self._num_threads)
         return self._model.sequence(sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support)
 
     def close(self) -> None:

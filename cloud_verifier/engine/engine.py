@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, TargetBackend
 from outrider.cloud_verifier.config import QueueLimits
@@ -22,13 +22,13 @@ from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import Awaited, MakeRows, RoundFinisher, awaited, make_rows
 from outrider.cloud_verifier.engine.gathering import Gathering, SessionKey
 from outrider.cloud_verifier.engine.job import Job
-from outrider.cloud_verifier.engine.observe import EngineObserver
+from outrider.cloud_verifier.engine.observe import EngineObserver, memory_use
 from outrider.cloud_verifier.engine.scheduler import FairQueue, Plan, Scheduler
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.verification.rows import ProcessedRows
 from outrider.common.clock import SYSTEM_CLOCK, Clock
-from outrider.common.types import GenerateRequest, ModelInfo, Progress, VerifyRequest
+from outrider.common.types import GenerateRequest, MemoryUse, ModelInfo, Progress, VerifyRequest
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +130,12 @@ class Engine:
     def is_draining(self, value: bool) -> None:
         """Sets whether new sessions are refused."""
         self.admission.is_draining = value
+
+    @property
+    def told_memory(self) -> MemoryUse:
+        """Returns what clients are told of memory: where batch sizes are hidden no peaks, which tell of others too."""
+        use = memory_use(self.backend)
+        return replace(use, peak=0, peak_reserved=0) if self._hides_batch_size else use
 
     @property
     def num_jobs(self) -> int:

@@ -11,10 +11,13 @@ import logging
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.process.logs import LogLimiter, session_tag
+from outrider.common.process.memory import peak_resident_bytes
 from outrider.common.types import (
     GenerateRequest,
+    MemoryUse,
     Method,
     OpenRequest,
     RoundErrorCode,
@@ -30,6 +33,20 @@ SESSIONS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ACCEPTED = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
 _KIND_OF: dict[type, str] = {OpenRequest: "open", VerifyRequest: "verify", GenerateRequest: "generate"}
+
+
+def memory_use(backend: TargetBackend) -> MemoryUse:
+    """Returns what a target takes, and the most memory so far: on CUDA of the device by torch's allocator, else of the
+    process."""
+    sizes = backend.num_weight_bytes, backend.num_kv_bytes
+    if not backend.device.startswith("cuda"):
+        return MemoryUse(*sizes, peak_resident_bytes())
+    from torch import cuda
+
+    allocated, reserved = (
+        most(backend.device) for most in (cuda.max_memory_allocated, cuda.max_memory_reserved)
+    )
+    return MemoryUse(*sizes, int(allocated), int(reserved))
 
 
 class Histogram:

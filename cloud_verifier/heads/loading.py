@@ -51,7 +51,8 @@ def load_head(path: Path, backend: TransformersBackend) -> Head:
     """Returns the heads in a directory. Raises as `load_heads` does."""
     directory = HeadDirectory(path)
     wanted = directory.config.get("outrider", {}).get("target_fingerprint")
-    if wanted and wanted != (found := backend.facts.weights_fingerprint):
+    # Heads of a target draft for it in another dtype or with quantised weights too: a draft need not be right.
+    if wanted and wanted != (found := backend.facts.files_fingerprint):
         raise IncompatibleError(
             f"--heads {path}: trained for the target {wanted[:12]}, and this one is {found[:12]}",
             "train heads for this target: python -m outrider.training.heads",

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -219,7 +220,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         """Returns what is served: model, limits, methods."""
         # For `edge-client doctor`: certificates and tokens expire by clocks that should agree.
         context.set_trailing_metadata((("x-outrider-time-ms", str(time.time_ns() // 1_000_000)),))
-        return codec.encode_model_info(self._engine.model)
+        return codec.encode_model_info(replace(self._engine.model, memory=self._engine.told_memory))
 
     async def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenResponse:
         """Opens a session or replaces its sequence."""

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, cast
 
 import outrider.common.process.grpc_quiet  # noqa: F401  before anything imports grpc
 from outrider.cloud_verifier.backends.model_files import check_model_files
+from outrider.cloud_verifier.backends.quantised.choice import find_quantisation, parse_quantize
 from outrider.cloud_verifier.config import (
     SCOPE,
     ServeConfig,
     check_device_name,
     parse_kv_memory,
     parse_methods,
-    parse_size,
 )
 from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
 from outrider.common.config.arguments import VerbParser
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
-from outrider.common.config.units import show_size
+from outrider.common.config.units import parse_size
 from outrider.common.errors import ModelError, OutriderError, UsageError
 from outrider.common.printable import one_line
 from outrider.common.process.extras import MissingExtraError, needs_extra
@@ -138,6 +138,7 @@ def load_server(config: ServeConfig, kv_bytes: int | None, entrance: Entrance) -
             device=config.device,
             dtype=config.dtype,
             kv_dtype=config.kv_dtype,
+            quantize=parse_quantize(config.quantize),
             kv_bytes=kv_bytes,
             step_tokens=config.max_step_tokens,
             num_threads=config.num_threads,
@@ -150,7 +151,10 @@ def load_server(config: ServeConfig, kv_bytes: int | None, entrance: Entrance) -
 
 
 def describe_target(backend: TransformersBackend) -> str:
-    """Returns the start line's words on the target and its KV pool."""
+    """Returns the start line's words on the target, its KV pool and its memory."""
+    from outrider.cloud_verifier.engine.observe import memory_use
+    from outrider.common.process.memory import show_memory
+
     rows = "reproducible" if backend.is_reproducible else "not reproducible"
     if backend.row_plan is not None and backend.device != "cpu":
         first, last = backend.row_plan.counts[0], backend.row_plan.most
@@ -160,18 +164,20 @@ def describe_target(backend: TransformersBackend) -> str:
     slow = (
         "" if backend.device == "cpu" or backend.has_paged_kernel else " without the paged attention kernel"
     )
-    in_fp8 = "FP8, " if backend.facts.has_fp8_kv else ""
-    kv = f"KV pool of {backend.num_kv_tokens:,} tokens in {in_fp8}{show_size(backend.num_kv_bytes)}"
-    where = f"{through}{backend.dtype}, {rows}, {backend.device}{slow}, context {backend.max_context}, {kv}"
-    return f"{backend.model_id} ({where})"
+    quantised = f", {backend.quantisation} weights" if backend.quantisation else ""
+    kv = f"KV pool of {backend.num_kv_tokens:,} tokens{' in FP8' if backend.facts.has_fp8_kv else ''}"
+    what = f"{through}{backend.dtype}{quantised}, {rows}, {backend.device}{slow}"
+    return f"{backend.model_id} ({what}, context {backend.max_context}, {kv}; {show_memory(memory_use(backend))})"
 
 
 def check_directories(config: ServeConfig) -> None:
-    """Raises `UsageError` for a directory that is no model, before anything is loaded."""
+    """Raises `UsageError` for a directory that is no model, `ModelError` for weights quantised in a way that is not
+    served, before anything is loaded."""
     try:
-        check_model_files(config.target)
+        config_json = check_model_files(config.target)
     except ModelError as error:
         raise UsageError(f"--target: {error}: want a Hugging Face directory with safetensors") from error
+    find_quantisation(config_json, parse_quantize(config.quantize), config.target.name)
     if config.draft_dir is not None and not config.draft_dir.is_dir():
         hint = "`edge-client draft export` makes one, and --draft none does without"
         raise UsageError(f"--draft {config.draft_dir}: there is no such directory: {hint}")
@@ -209,7 +215,7 @@ def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocat
                 config.draft_dir,
                 backend.tokenizer_fingerprint,
                 num_threads=config.draft_threads,
-                is_deferred=not config.draft and config.draft_strategy == "onnx",  # the embedded one
+                is_deferred=not config.draft and config.draft_strategy == "model",  # the embedded one
             )
         except (ModelError, MissingExtraError) as error:
             if config.draft:

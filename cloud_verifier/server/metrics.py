@@ -15,7 +15,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from outrider.cloud_verifier.engine.observe import Histogram
+from outrider.cloud_verifier.engine.observe import Histogram, memory_use
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.engine.engine import Engine
@@ -55,7 +55,7 @@ class VerifierCollector(Collector):
         yield self._info()
         yield from self._state()
         yield from self._kv()
-        yield from self._gpu()
+        yield from self._memory()
         yield from self._steps()
         yield from self._rounds()
         yield from self._exceptions()
@@ -69,6 +69,7 @@ class VerifierCollector(Collector):
             "dtype": model.dtype,
             "kv_dtype": model.kv_dtype,
             "device": model.device,
+            "quantisation": model.quantisation or "none",
         }
         return InfoMetricFamily(PREFIX.rstrip("_"), "What this verifier serves.", facts)
 
@@ -103,15 +104,15 @@ class VerifierCollector(Collector):
             label="result",
         )
 
-    def _gpu(self) -> Iterator[Metric]:
-        if not (device := self._engine.backend.device).startswith("cuda"):
+    def _memory(self) -> Iterator[Metric]:
+        backend = self._engine.backend
+        use = memory_use(backend)
+        yield _gauge("weights_bytes", "Memory of the target's weights.", use.weights)
+        yield _gauge("kv_pool_bytes", "Memory of the KV pool.", use.kv)
+        if not backend.device.startswith("cuda"):
+            yield _gauge("resident_memory_peak_bytes", "Most resident memory so far.", use.peak)
             return
-        import torch
-
-        peaks = {
-            "allocated": torch.cuda.max_memory_allocated(device),
-            "reserved": torch.cuda.max_memory_reserved(device),
-        }
+        peaks = {"allocated": use.peak, "reserved": use.peak_reserved}
         yield _gauges("gpu_memory_peak_bytes", "Most GPU memory so far.", peaks, label="kind")
 
     def _steps(self) -> Iterator[Metric]:

@@ -47,4 +47,5 @@ def make_model_info(
         is_reproducible=backend.is_reproducible,
         kv_dtype=backend.kv_dtype,
         draft_sources=drafter.sources if drafter else (),
+        quantisation=backend.quantisation,
     )

@@ -28,6 +28,7 @@ from outrider.common.types import (
     Draining,
     GeneratedTokens,
     Limits,
+    MemoryUse,
     ModelInfo,
     Opened,
     Progress,
@@ -174,7 +175,13 @@ def decode_model_info(message: pb.DescribeResponse) -> ModelInfo:
         is_reproducible=message.is_reproducible,
         kv_dtype=one_line(message.kv_dtype),
         draft_sources=tuple(map(one_line, message.draft_sources)) or _of_older(message),
+        quantisation=one_line(message.quantisation),
+        memory=_decode_memory(message.memory) if message.HasField("memory") else None,
     )
+
+
+def _decode_memory(message: pb.Memory) -> MemoryUse:
+    return MemoryUse(message.weights, message.kv, message.peak, message.peak_reserved)
 
 
 def _of_older(message: pb.DescribeResponse) -> tuple[str, ...]:

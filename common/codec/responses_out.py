@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import lru_cache
 
 from outrider.common.codec.tables import (
@@ -178,6 +179,8 @@ def encode_model_info(info: ModelInfo) -> pb.DescribeResponse:
         is_reproducible=info.is_reproducible,
         kv_dtype=info.kv_dtype,
         draft_sources=info.draft_sources,
+        quantisation=info.quantisation,
+        memory=None if info.memory is None else pb.Memory(**dataclasses.asdict(info.memory)),
     )
 
 

@@ -5,13 +5,23 @@ from __future__ import annotations
 import math
 import re
 
-from outrider.common.errors import UsageError
+from outrider.common.errors import ConfigError, UsageError
 
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*([a-zµ/]*)", re.ASCII | re.IGNORECASE)
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
 _SCALED = re.compile(r"(\d+(?:\.\d+)?(?:e\+?\d+)?|\.\d+)\s*([kmgbtp]?)([a-z/]*)", re.ASCII | re.IGNORECASE)
 _PREFIXES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12, "p": 1e15}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Z]*)", re.ASCII)
+_BYTES = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _BITS_PER_S = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+
+
+def parse_size(text: str, flag: str) -> int:
+    """Returns the bytes of "512MiB", "1.5GiB" or "65536"; raises `ConfigError` naming `flag` for anything else."""
+    match = _SIZE.fullmatch(text.strip().upper())
+    if match is None or match[2] not in _BYTES or not (num_bytes := int(float(match[1]) * _BYTES[match[2]])):
+        raise ConfigError(f"{flag} {text}: not a size; write bytes, or a number with KiB, MiB or GiB: 512MiB")
+    return num_bytes
 
 
 def parse_duration(text: str, flag: str) -> float:

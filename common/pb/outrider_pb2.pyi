@@ -93,7 +93,7 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("protocol_version", "model_id", "target_fingerprint", "tokenizer_fingerprint", "dtype", "device", "eos_token_ids", "num_tokens", "limits", "methods", "server_version", "labels", "draft_fingerprint", "is_reproducible", "draft_sources", "kv_dtype")
+    __slots__ = ("protocol_version", "model_id", "target_fingerprint", "tokenizer_fingerprint", "dtype", "device", "eos_token_ids", "num_tokens", "limits", "methods", "server_version", "labels", "draft_fingerprint", "is_reproducible", "draft_sources", "quantisation", "memory", "kv_dtype")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +109,8 @@ class DescribeResponse(_message.Message):
     DRAFT_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     IS_REPRODUCIBLE_FIELD_NUMBER: _ClassVar[int]
     DRAFT_SOURCES_FIELD_NUMBER: _ClassVar[int]
+    QUANTISATION_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
     KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     model_id: str
@@ -125,8 +127,22 @@ class DescribeResponse(_message.Message):
     draft_fingerprint: str
     is_reproducible: bool
     draft_sources: _containers.RepeatedScalarFieldContainer[str]
+    quantisation: str
+    memory: Memory
     kv_dtype: str
-    def __init__(self, protocol_version: _Optional[int] = ..., model_id: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[Method, str]]] = ..., server_version: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., draft_fingerprint: _Optional[str] = ..., is_reproducible: bool = ..., draft_sources: _Optional[_Iterable[str]] = ..., kv_dtype: _Optional[str] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., model_id: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., dtype: _Optional[str] = ..., device: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., num_tokens: _Optional[int] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., methods: _Optional[_Iterable[_Union[Method, str]]] = ..., server_version: _Optional[str] = ..., labels: _Optional[_Iterable[str]] = ..., draft_fingerprint: _Optional[str] = ..., is_reproducible: bool = ..., draft_sources: _Optional[_Iterable[str]] = ..., quantisation: _Optional[str] = ..., memory: _Optional[_Union[Memory, _Mapping]] = ..., kv_dtype: _Optional[str] = ...) -> None: ...
+
+class Memory(_message.Message):
+    __slots__ = ("weights", "kv", "peak", "peak_reserved")
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    KV_FIELD_NUMBER: _ClassVar[int]
+    PEAK_FIELD_NUMBER: _ClassVar[int]
+    PEAK_RESERVED_FIELD_NUMBER: _ClassVar[int]
+    weights: int
+    kv: int
+    peak: int
+    peak_reserved: int
+    def __init__(self, weights: _Optional[int] = ..., kv: _Optional[int] = ..., peak: _Optional[int] = ..., peak_reserved: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("max_context", "max_draft_tokens", "max_message_bytes", "max_sessions", "session_idle_ttl_ms", "max_sampling_ids", "max_tree_nodes")

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import time
 from pathlib import Path
+from types import ModuleType
 
 from outrider.common.errors import UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.common.process.progress import show_progress
 
 
@@ -15,8 +18,25 @@ def main(namespace: argparse.Namespace) -> int:
     numbers = _dropout_numbers(namespace)
     if namespace.draft_verb == "add-dropout":
         return _add_dropout(namespace.draft_dir, *numbers)
+    check = _import_check() if namespace.check else None
     _export(namespace.hf_dir, namespace.out_dir, namespace.max_context, namespace.first_layers)
+    if check is not None:
+        _check(check, namespace.hf_dir, namespace.out_dir, namespace.first_layers)
     return _add_dropout(namespace.out_dir, *numbers) if namespace.mc_dropout else 0
+
+
+def _import_check() -> ModuleType:
+    with needs_extra("edge-torch", "draft export --check"):
+        return importlib.import_module("outrider.edge_client.drafting.pytorch.check")
+
+
+def _check(module: ModuleType, hf_dir: Path, out_dir: Path, first_layers: int | None) -> None:
+    found = module.check_export(hf_dir, out_dir, first_layers)
+    print(
+        f"check of {found.num_tokens} tokens, total variation of probabilities\n"
+        f"  from the source                    {found.from_source}\n"
+        f"  from the source with INT4 weights  {found.from_same_weights}"
+    )
 
 
 def _dropout_numbers(namespace: argparse.Namespace) -> tuple[int, float]:

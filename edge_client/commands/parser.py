@@ -111,6 +111,11 @@ def _add_draft(draft: argparse.ArgumentParser) -> None:
         help="export only the model's first N layers, with its norm and head",
     )
     export.add_argument(
+        "--check",
+        action="store_true",
+        help="compare the export's probabilities with those of its source in PyTorch (extra edge-torch)",
+    )
+    export.add_argument(
         "--mc-dropout", action="store_true", help="also write the variant that --gate-variance needs"
     )
     add_dropout = verbs.add_parser("add-dropout", help="write the --mc-dropout variant for an exported draft")

@@ -20,12 +20,23 @@ from outrider.common.config.units import (
     parse_num_params,
     parse_rate,
     parse_share,
+    parse_size,
 )
 from outrider.common.errors import UsageError
 from outrider.common.process.progress import show_progress
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.planning.memory import (
+    KV,
+    USUAL_GPUS,
+    WEIGHTS,
+    MemoryPlan,
+    memory_json,
+    memory_text,
+    nearest_shape,
+    parse_kv_heads,
+)
 from outrider.edge_client.planning.plan import (
     ASSUMED,
     COMPUTED,
@@ -58,10 +69,13 @@ _SIZES: dict[str, tuple[Callable[[str, str], float], str, str]] = {  # by flag: 
     "--cloud-bandwidth": (parse_bandwidth, "B", "memory bandwidth of the target's machine: 900GB/s"),
     "--cloud-flops": (parse_flops, "F", "operations a second that it computes: 300T"),
 }
-DEFAULT_BYTES_PER_PARAM = "0.5,2"  # an INT4 draft, a bfloat16 target
+DEFAULT_BYTES_PER_PARAM = (0.5, 2.0)  # an INT4 draft, a bfloat16 target
+_CONTEXT = 4096  # tokens of a session
+_MEMORY_FLAGS = ("--weights", "--kv", "--gpu-memory", "--target-kv", "--sessions", "--context")
 _EXAMPLES = {"--t-draft": "10ms", "--t-target": "70ms", "--rtt": "50ms", "--alpha": "0.8"}
 _MEASURING = frozenset(  # settings of a run that a measurement uses
     ("draft", "draft_strategy", "lookup_ngram", "draft_threads", "temperature", "top_k", "top_p", "method")
+    + ("draft_backend", "draft_device", "draft_weights", "draft_kv_dtype")
     + ("support_size", "transport", "min_draft_ms", "seed", "log_level")
     + ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure_token")
 )
@@ -72,7 +86,11 @@ and no network:
   edge-client plan --t-draft 10ms --t-target 70ms --rtt 50ms --alpha 0.8
   edge-client plan --draft-params 0.5B --edge-bandwidth 60GB/s --edge-flops 1T --rtt 50ms --alpha 0.8 \\
     --target-params 70B --cloud-bandwidth 3.3TB/s --cloud-flops 900T
-  edge-client plan --measure 127.0.0.1:7077"""
+  edge-client plan --measure 127.0.0.1:7077
+
+Or what fits on a GPU, alone or with the above:
+
+  edge-client plan --target-params 7B --weights nf4 --kv fp8 --gpu-memory 24GiB --sessions 16"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,10 +102,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, metavar=metavar, help=what)
     parser.add_argument(
         "--bytes-per-param",
-        default=DEFAULT_BYTES_PER_PARAM,
         metavar="B[,B]",
-        help=f"of both models, or of the draft and the target; default {DEFAULT_BYTES_PER_PARAM}",
+        help="of both models, or of the draft and the target; default {:g},{:g}, or by --weights".format(
+            *DEFAULT_BYTES_PER_PARAM
+        ),
     )
+    _add_memory_arguments(parser)
     parser.add_argument(
         "--alpha",
         metavar="A[,A...]",
@@ -123,8 +143,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_flags(parser, RunConfig, only=_MEASURING)
 
 
+def _add_memory_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--weights", choices=tuple(WEIGHTS), help="how the target keeps its weights; default bfloat16"
+    )
+    parser.add_argument("--kv", choices=KV, help="KV of the target: auto is as its dtype, fp8 half as much")
+    parser.add_argument(
+        "--gpu-memory",
+        metavar="SIZE",
+        help="of the target's GPU, such as 24GiB; default a line for each usual size",
+    )
+    parser.add_argument(
+        "--target-kv",
+        metavar="LxHxD",
+        help="layers, KV heads and their size of the target: 28x4x128; default as a Llama 3 of its size",
+    )
+    parser.add_argument("--sessions", type=int, metavar="N", help="that should fit; default as many as do")
+    parser.add_argument(
+        "--context", type=int, metavar="N", help=f"tokens of a session in memory; default {_CONTEXT}"
+    )
+
+
 def main(namespace: argparse.Namespace) -> int:
     """Prints the plan and returns 0, whether speculation pays or not. Raises `OutriderError`."""
+    memory = _memory(namespace)
+    if memory is not None and not _asks_for_times(namespace):
+        print(
+            json.dumps({"schema": 1, "memory": memory_json(memory)})
+            if namespace.json
+            else memory_text(memory)
+        )
+        return 0
     given = _given(namespace)
     price = namespace.price_per_hour
     if namespace.max_draft_tokens < 1:
@@ -133,13 +182,52 @@ def main(namespace: argparse.Namespace) -> int:
         raise UsageError(f"--price-per-hour {price}: want a price of at least 0")
     parts, labels, more = _measure(namespace, given) if namespace.measure else (_complete(given), (), {})
     plan = make_plan(parts, namespace.max_draft_tokens)
+    if memory is not None:
+        more["memory"] = memory_json(memory)
     if namespace.json:
         print(json.dumps(plan_json(plan, price_per_hour=price, labels=labels, more=more)))
         return 0
     # NO_COLOR is no setting of ours but a convention of terminals (no-color.org).
     is_coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     print(plan_text(plan, price_per_hour=price, labels=labels, is_coloured=is_coloured))
+    if memory is not None:
+        print(f"\n{memory_text(memory)}")
     return 0
+
+
+def _memory(namespace: argparse.Namespace) -> MemoryPlan | None:
+    """Returns the plan of memory, None where no flag asks for one."""
+    if not (asked := [flag for flag in _MEMORY_FLAGS if getattr(namespace, _dest(flag)) is not None]):
+        return None
+    if namespace.target_params is None:
+        raise UsageError(f"{asked[0]} needs --target-params too: 7B, for example")
+    counts = {"--sessions": namespace.sessions, "--context": namespace.context}
+    for flag, value in counts.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{flag} {value}: want at least 1")
+    kv_heads = None
+    if namespace.target_kv is not None and (kv_heads := parse_kv_heads(namespace.target_kv)) is None:
+        raise UsageError(
+            f"--target-kv {namespace.target_kv}: want layers, KV heads and their size, such as 28x4x128"
+        )
+    size = namespace.gpu_memory
+    num_params = parse_num_params(namespace.target_params, "--target-params")
+    return MemoryPlan(
+        num_params,
+        namespace.weights or "bfloat16",
+        namespace.kv or "auto",
+        nearest_shape(num_params),
+        kv_heads,
+        namespace.context or _CONTEXT,
+        namespace.sessions or 0,
+        USUAL_GPUS if size is None else (parse_size(size, "--gpu-memory"),),
+    )
+
+
+def _asks_for_times(namespace: argparse.Namespace) -> bool:
+    """Returns whether any flag but those of memory is of a prediction of times."""
+    flags = {flag for flag, _ in _DURATIONS.values()} | set(_SIZES) | {"--alpha", "--measure"}
+    return any(getattr(namespace, _dest(flag)) is not None for flag in flags - {"--target-params"})
 
 
 # ------------------------------------------------------------------------------------------- the parts
@@ -185,7 +273,7 @@ def _with_rooflines(given: _Given, namespace: argparse.Namespace) -> _Given:
         for flag, (parse, _, _) in _SIZES.items()
         if (text := getattr(namespace, _dest(flag))) is not None
     }
-    per_param = _bytes_per_param(namespace.bytes_per_param)
+    per_param = _bytes_per_param(namespace)
     draft = target = there = None
     if given.draft_token is None:
         draft = _roofline(sizes, "draft", "edge", per_param[0])
@@ -228,7 +316,15 @@ def _runs_of_a_tree(draft: Roofline | None) -> Known | None:
     return None if draft is None else Known(SETTINGS.tree_base_tokens * draft.forward_s(1), COMPUTED)
 
 
-def _bytes_per_param(text: str) -> tuple[float, float]:
+def _bytes_per_param(namespace: argparse.Namespace) -> tuple[float, float]:
+    text, memory = namespace.bytes_per_param, _memory(namespace)
+    if text is None:
+        of_draft, of_target = DEFAULT_BYTES_PER_PARAM
+        return of_draft, of_target if memory is None else memory.weight_bytes / memory.num_params
+    if namespace.weights is not None:
+        raise UsageError(
+            f"--bytes-per-param {text} beside --weights {namespace.weights}: leave one of them out"
+        )
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:

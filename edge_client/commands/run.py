@@ -22,6 +22,7 @@ from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.slow_draft import slow_draft_note
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.drafting.base import runtime_of
 from outrider.edge_client.session.factory import Edge, create_edge, draw_seed
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
@@ -162,6 +163,7 @@ def make_report(
         "reproducible": is_reproducible(edge.config, model, result.num_unverified_tokens),
         "target_fingerprint": model.target_fingerprint if model else None,
         "draft_fingerprint": _draft_fingerprint(edge, model),
+        "draft_runtime": runtime_of(edge.draft),
         "target": f"{model.model_id} ({model.dtype}, {model.device})" if model else None,
         "labels": [*edge.labels, *(model.labels if model else ())],
         "error": str(error) if error else None,

@@ -9,8 +9,9 @@ from typing import Literal
 from outrider.common.config.loader import option
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.controller.window import Pipelining
+from outrider.edge_client.drafting.backend import BACKENDS, KV_DTYPES, ONNX, WEIGHTS, BackendSettings
 from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM
-from outrider.edge_client.drafting.registry import STRATEGIES
+from outrider.edge_client.drafting.registry import MODEL, STRATEGIES
 from outrider.edge_client.drafting.trees import DEFAULT_DEPTH, DEFAULT_WIDTH, MAX_CONTINUATIONS
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.gate.rules import RULES
@@ -23,13 +24,14 @@ class DraftConfig:
 
     directory: str = option(
         "",
-        "directory of an exported draft and its tokenizer; empty is the embedded one",
+        "directory of a draft and its tokenizer: an exported one, or with --draft-backend torch a Hugging Face "
+        "directory; empty is the embedded one",
         metavar="DIR",
         key="draft",
     )
     strategy: str = option(
-        "onnx",
-        "onnx drafts with the exported model; prompt-lookup copies the tokens that followed the same words "
+        MODEL,
+        "model drafts with the model of --draft; prompt-lookup copies the tokens that followed the same words "
         "earlier in the text, and needs no model (of --draft only tokenizer.json)",
         choices=STRATEGIES,
     )
@@ -42,6 +44,35 @@ class DraftConfig:
         key="lookup_ngram",
     )
     threads: int = option(1, "CPU threads that the draft uses", metavar="N", minimum=1)
+    backend: str = option(
+        ONNX,
+        "what computes the draft model: onnxruntime on the CPU, of an exported draft (onnx), or PyTorch, of a Hugging "
+        "Face directory (torch; extra edge-torch)",
+        choices=BACKENDS,
+    )
+    device: str = option(
+        "auto",
+        "with --draft-backend torch: cpu, cuda, cuda:N, mps or another of torch's devices; auto is the accelerator "
+        "where there is one, else the CPU",
+        metavar="DEVICE",
+    )
+    weights: str = option(
+        "auto",
+        "with --draft-backend torch: what the weights are kept as; nf4 is bitsandbytes', auto is bfloat16, or float32 "
+        "on a CPU",
+        choices=WEIGHTS,
+    )
+    kv_dtype: str = option(
+        "auto",
+        "with --draft-backend torch: what KV is kept as; fp8 takes half of bfloat16's memory, auto is what the model "
+        "computes in",
+        choices=KV_DTYPES,
+    )
+
+    @property
+    def runtime(self) -> BackendSettings:
+        """Returns the settings of what computes the draft model."""
+        return BackendSettings(self.backend, self.device, self.weights, self.kv_dtype)
 
 
 @dataclass(frozen=True, slots=True)

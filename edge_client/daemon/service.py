@@ -25,8 +25,7 @@ from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
 from outrider.edge_client.daemon.verifier_watch import VerifierWatch
 from outrider.edge_client.drafting.pool import DraftLease, SequencePool
-from outrider.edge_client.drafting.registry import WITHOUT_MODEL
-from outrider.edge_client.drafting.spec import SPEC_FILE
+from outrider.edge_client.drafting.registry import has_draft_files
 from outrider.edge_client.session.factory import Edge, create_edge, create_link, draw_seed
 from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
@@ -39,6 +38,10 @@ NEEDS_RESTART = (
     "draft_strategy",
     "lookup_ngram",
     "draft_threads",
+    "draft_backend",
+    "draft_device",
+    "draft_weights",
+    "draft_kv_dtype",
     "min_draft_ms",
     "otlp_endpoint",
     "serve.listen",
@@ -201,8 +204,8 @@ def _check(config: RunConfig, keys: Keys) -> None:
 def _has_draft(config: RunConfig, directory: Path) -> bool:
     """Returns whether to load a draft: where there is one it is loaded, since a request may choose another
     mode."""
-    is_there = config.draft.strategy in WITHOUT_MODEL or (directory / SPEC_FILE).is_file()
-    return config.mode.has_draft or is_there
+    draft = config.draft
+    return config.mode.has_draft or has_draft_files(draft.strategy, directory, draft.backend)
 
 
 def _keep(old: RunConfig, new: RunConfig, keys: tuple[str, ...]) -> tuple[RunConfig, list[str]]:

@@ -10,6 +10,8 @@ from outrider.common.errors import OutriderError
 from outrider.common.types import SamplingParams
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
+from outrider.edge_client.drafting.backend import ONNX
+from outrider.edge_client.drafting.base import runtime_of
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.edge_client.tokenization.chat_template import load_chat_template
 
@@ -33,6 +35,8 @@ def check_local(config: RunConfig) -> LocalResult:
         edge = create_edge(config)
     except OutriderError as error:
         todo = "make one with `edge-client draft export HF_DIR OUT_DIR`, and name it with --draft"
+        if config.draft.backend != ONNX:
+            todo = "name a Hugging Face directory with --draft, or leave --draft-backend out"
         return LocalResult([fault("draft", str(error), todo), check_clock()], None)
     return LocalResult([_check_draft(config, edge), _check_template(config), check_clock()], edge)
 
@@ -49,7 +53,7 @@ def _check_draft(config: RunConfig, edge: Edge) -> Finding:
         num_tokens = len(sequence.propose(_NUM_TRIAL_TOKENS).token_ids)
         took_ms = (time.perf_counter() - start_s) * 1e3
     except OutriderError as error:
-        return fault("draft", str(error), "export it again with `edge-client draft export`")
+        return fault("draft", str(error), "download or export it again")
     finally:
         sequence.close()
     token_ms = round(took_ms / num_tokens, 3) if num_tokens else None
@@ -61,6 +65,9 @@ def _check_draft(config: RunConfig, edge: Edge) -> Finding:
         "token_ms": token_ms,
     }
     found = f"loaded in {edge.draft_load_ms:.0f} ms, context {draft.max_context}"
+    if runtime := runtime_of(draft):
+        facts["runtime"] = runtime
+        found += f", {runtime}"
     if token_ms is not None:
         found += f", {token_ms:.2f} ms a token"
     if token_ms is not None and token_ms > _SLOW_MS:

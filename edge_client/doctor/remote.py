@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import socket
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from outrider.common.errors import LinkError, LinkFaultError, OutriderError
+from outrider.common.process.memory import show_memory
 from outrider.common.types import PROTOCOL_VERSION, ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
@@ -41,6 +42,7 @@ def check_remote(config: RunConfig) -> RemoteResult:
         return RemoteResult([_explain(config.verifier, security, error)], None)
     checks = [
         ok("verifier", _name(found.model), model=found.model.model_id, version=found.model.server_version),
+        _tell_memory(found.model),
         _check_protocol(found.model),
         _check_security(security),
         _check_link(found),
@@ -52,9 +54,16 @@ def check_remote(config: RunConfig) -> RemoteResult:
 def _name(model: ModelInfo) -> str:
     labels = f", {', '.join(model.labels)}" if model.labels else ""
     rows = "" if model.is_reproducible else ", not reproducible"
+    quantised = f", {model.quantisation} weights" if model.quantisation else ""
     kv = "" if model.kv_dtype in ("", model.dtype) else f", KV in {model.kv_dtype}"
-    where = f"{model.dtype}{kv}{rows}, {model.device}, context {model.limits.max_context}"
+    where = f"{model.dtype}{quantised}{kv}{rows}, {model.device}, context {model.limits.max_context}"
     return f"{model.model_id} ({where}), version {model.server_version}{labels}"
+
+
+def _tell_memory(model: ModelInfo) -> Finding:
+    if model.memory is None:
+        return skipped("memory", "this verifier does not tell its memory")
+    return ok("memory", f"its {show_memory(model.memory)}", **asdict(model.memory))
 
 
 def _explain(address: str, security: LinkSecurity, error: OutriderError) -> Finding:

@@ -112,6 +112,15 @@ class Prepares(Protocol):
         work, so that the caller can stop."""
 
 
+@runtime_checkable
+class TellsRuntime(Protocol):
+    """Says what computes a draft."""
+
+    @property
+    def runtime(self) -> str:
+        """Returns the library, the device, and what weights and KV are kept as, for people."""
+
+
 class DraftModel(Protocol):
     """Holds weights that sequences share, and their identity."""
 
@@ -157,6 +166,11 @@ class DraftModel(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *exc: object) -> None: ...
+
+
+def runtime_of(draft: DraftModel | None) -> str | None:
+    """Returns what computes a draft, where it says so."""
+    return draft.runtime if isinstance(draft, TellsRuntime) else None
 
 
 def ended(draft: Draft, should_stop: ShouldStop | None) -> Draft:

@@ -72,7 +72,9 @@ def read_spec(directory: Path) -> DraftSpec:
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        hint = "; run `edge-client draft export` on it" if (directory / "config.json").exists() else ""
+        hint = ""
+        if (directory / "config.json").exists():
+            hint = "; run `edge-client draft export` on it, or draft with --draft-backend torch"
         raise ModelError(f"{directory} is not an exported draft: it has no {SPEC_FILE}{hint}") from error
     except (OSError, ValueError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error

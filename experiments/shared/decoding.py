@@ -19,6 +19,7 @@ from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.session.session import EdgeSession, SessionResult, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline
@@ -62,7 +63,7 @@ def watched(session: Cancellable, limit_s: float) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Case:
-    """Says how to decode: a mode, a draft length, the distribution, and the method that judges the draft."""
+    """Says how to decode: a mode, a draft length or a tree, the distribution, and the method that judges the draft."""
 
     mode: ExecutionMode
     temperature: float
@@ -71,6 +72,7 @@ class Case:
     method_params: MethodParams = field(default_factory=MethodParams)
     support_size: int = DEFAULT_SUPPORT_SIZE
     top_p: float = 1.0
+    tree: TreeBudget | None = None
 
     @property
     def name(self) -> str:
@@ -79,7 +81,8 @@ class Case:
         depth = f" n={self.num_speculative_tokens}" if has_depth else ""
         method = "" if self.method is Method.COUPLED else f" {self.method}"
         top_p = "" if self.top_p == 1 else f" top-p {self.top_p:g}"
-        return f"{self.mode}{method}{depth} T={self.temperature:g}{top_p}"
+        tree = f" tree {self.tree.num_nodes}" if self.tree else ""
+        return f"{self.mode}{method}{depth}{tree} T={self.temperature:g}{top_p}"
 
 
 class Decoder:
@@ -132,6 +135,7 @@ class Decoder:
                 support_size=case.support_size,
                 on_timeout=on_timeout,
                 tokenizer_fingerprint=self.tokenizer.fingerprint,
+                tree=case.tree,
             ),
             decode=self.tokenizer.decoder(prompt_ids),
             verifier=verifier,

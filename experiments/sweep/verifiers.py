@@ -12,6 +12,8 @@ from typing import Any, Self
 
 from outrider.cloud_verifier.security.dev_certs import DevCertificates, make_dev_certificates
 from outrider.common.errors import OutriderError
+from outrider.edge_client.drafting.backend import ONNX
+from outrider.edge_client.drafting.registry import MODEL, has_draft_files
 from outrider.experiments.shared.processes import VerifierProcess, start_server, start_verifier
 from outrider.experiments.shared.verifier_metrics import memory_peaks, read_metrics
 from outrider.experiments.sweep.config.cells import Cell
@@ -90,7 +92,8 @@ class VerifierPool:
         if self._config.is_synthetic:
             return _start_synthetic(self._config.synthetic or {}, serve_flags(settings))
         dirs = self._config.model_dirs
-        if "draft" in dirs:
+        # A verifier drafts with onnxruntime, and the edge perhaps not: its draft is then the edge's alone.
+        if "draft" in dirs and has_draft_files(MODEL, Path(dirs["draft"]), ONNX):
             settings.setdefault("draft", dirs["draft"])
         target = Path(dirs["target"]) if "target" in dirs else None
         return start_verifier(*serve_flags(settings), target=target)

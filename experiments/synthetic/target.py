@@ -40,6 +40,8 @@ class SyntheticBackend:
     kv_dtype = "float32"
     device = "cpu"
     is_reproducible = True
+    quantisation = ""
+    num_weight_bytes = num_kv_bytes = 0
     staging = None
     model_id = "synthetic"
     tokenizer_fingerprint = TOKENIZER_FINGERPRINT

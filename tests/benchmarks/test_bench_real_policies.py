@@ -199,7 +199,9 @@ def test_the_worst_point_of_a_measure_is_measured_again_until_it_equals_itself()
 def test_a_point_runs_in_real_processes_and_all_cases_write_the_same_texts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pair = running.BuiltPair(str(EMBEDDED / "target"), str(EMBEDDED / "draft"), "onnx", load_prompts(limit=3))
+    pair = running.BuiltPair(
+        str(EMBEDDED / "target"), str(EMBEDDED / "draft"), "model", load_prompts(limit=3)
+    )
     monkeypatch.setattr(running, "find_pair", lambda point: pair)
     point = replace(POINT, temperature=0.7, rtt_ms=2.0, is_first=False)
     compared = (

@@ -1,5 +1,6 @@
 """A command whose extra is not installed says in one line which one it needs, and exits with 2."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from outrider.common.process.extras import MissingExtraError, needs_extra
+from outrider.common.process.hub_kernels import without_hub_kernels
 
 ROOT = Path(__file__).resolve().parents[2]
 _WITHOUT = """
@@ -41,6 +43,14 @@ EDGE, CLOUD = "outrider.edge_client.commands.cli", "outrider.cloud_verifier.serv
         (EDGE, "starlette", "serve", "serve needs starlette: pip install 'outrider[daemon]'"),
         (EDGE, "greenlet", "bench --no-report {tmp}/s.yaml --out {tmp}/o", "greenlet: pip install 'outrider[bench]'"),
         (EDGE, "onnx", "draft export {tmp} {tmp}/draft", "draft export needs onnx: pip install 'outrider[export]'"),
+        (
+            *(EDGE, "torch", "run hello --draft-backend torch"),
+            "--draft-backend torch needs torch: pip install 'outrider[edge-torch]'",
+        ),
+        (
+            *(EDGE, "torch", "draft export {tmp} {tmp}/draft --check"),
+            "draft export --check needs torch: pip install 'outrider[edge-torch]'",
+        ),
         (CLOUD, "torch", "serve --listen 127.0.0.1:0 --admin none", "serve needs torch: pip install 'outrider[cloud]'"),
         (CLOUD, "cryptography", "cert dev", "cert needs cryptography: pip install 'outrider[cloud]'"),
     ],
@@ -62,6 +72,13 @@ def test_a_missing_extra_is_named_in_one_line(
     assert process.returncode == 2, process.stderr
     *before, line = process.stderr.splitlines()
     assert line.endswith(says) and "Traceback" not in process.stderr and len(before) <= 1
+
+
+def test_what_bitsandbytes_would_download_by_is_hidden_while_it_is_imported_and_no_longer() -> None:
+    had = sys.modules.get("kernels")
+    with without_hub_kernels(), pytest.raises(ModuleNotFoundError):
+        importlib.import_module("kernels")
+    assert sys.modules.get("kernels") is had
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_bug() -> None:

@@ -18,7 +18,7 @@ from support.fakes import FakeBackend
 from support.kustomize import Resource, render
 
 from outrider.cloud_verifier.backends.base import TargetBackend
-from outrider.cloud_verifier.config import SCOPE, ServeConfig, parse_size
+from outrider.cloud_verifier.config import SCOPE, ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.rpc.probe_port import LIVE, READY
 from outrider.cloud_verifier.server.addresses import check_addresses
@@ -26,6 +26,7 @@ from outrider.cloud_verifier.server.metrics import make_registry
 from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.cloud_verifier.server.server import LAST_ANSWERS_S
 from outrider.common.config.loader import load_config
+from outrider.common.config.units import parse_size
 from outrider.common.pb import outrider_pb2
 from outrider.edge_client.transport.link.balancing import SESSION_HEADER
 

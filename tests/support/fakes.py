@@ -56,7 +56,8 @@ class FakeBackend:
         self.device, self.model_id = "cpu", "fake"
         self.fingerprint, self.tokenizer_fingerprint = "f" * 16, "t" * 16
         self.eos_token_ids: tuple[int, ...] = (0,)
-        self.is_reproducible = True
+        self.is_reproducible, self.quantisation = True, ""
+        self.num_weight_bytes, self.num_kv_bytes = 1 << 20, 1 << 22
         self.staging = None
         self.num_forwards = 0
         self.num_query_rows = 0

@@ -29,7 +29,7 @@ class BankDraft:
     @property
     def strategy(self) -> str:
         """Returns what `--draft-strategy` takes."""
-        return PROMPT_LOOKUP if self.name == PROMPT_LOOKUP else "onnx"
+        return PROMPT_LOOKUP if self.name == PROMPT_LOOKUP else "model"
 
 
 @dataclass(frozen=True, slots=True)

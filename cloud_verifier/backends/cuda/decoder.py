@@ -93,6 +93,10 @@ class CudaDecoder(Decoder):
         self._reader = reader
         self._graphs = None if capture is None else StepGraphs(self.run_layers, capture)
 
+    @property
+    def num_weight_bytes(self) -> int:
+        return self._reader.num_weight_bytes
+
     def use_exact_rows(self) -> None:
         """Changes nothing: no kernel of ours looks at other rows."""
 

@@ -18,6 +18,7 @@ from outrider.edge_client.daemon.http.endpoint import GenerationEndpoint
 from outrider.edge_client.daemon.http.page import PAGE_HEADERS, page_html
 from outrider.edge_client.daemon.openai.errors import ApiError
 from outrider.edge_client.daemon.openai.parsed import Kind
+from outrider.edge_client.drafting.base import runtime_of
 
 if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon
@@ -108,6 +109,7 @@ class _Handlers:
             "modes": [str(mode) for mode in REQUESTABLE_MODES if draft is not None or not mode.has_draft],
             "method": daemon.config.verification.method,
             "draft_fingerprint": draft.fingerprint if draft else None,
+            "draft_runtime": runtime_of(draft),
             "draft_context": draft.max_context if draft else None,
             "has_chat_template": daemon.template is not None,
             "verifier": daemon.config.verifier,

@@ -61,6 +61,14 @@ class OnnxDraftModel:
         _check_interface(session, spec, path, has_variance)
         return cls(directory, spec, session, _read_plan(session, spec, path) if has_variance else None)
 
+    @property
+    def runtime(self) -> str:
+        """Returns what computes, and with which numbers."""
+        size = sum(self.spec.files.values()) / 1e6
+        return (
+            f"onnxruntime {import_onnxruntime().__version__} on cpu, INT4 weights ({size:.0f} MB), float32 KV"
+        )
+
     def dropout_cost(self) -> DropoutCost | None:
         """Returns the time that the variance adds to a token, measured now; None without it."""
         assert self._session is not None, "the draft is closed"

@@ -1,33 +1,19 @@
-"""Drafts one sequence with the INT4 draft: its committed ids, and the ids whose KV is in the buffers."""
+"""Drafts one sequence with the INT4 draft."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Any
 
-from outrider.common.sequences import common_prefix
-from outrider.common.types import SamplingParams, TokenIds
-from outrider.edge_client.drafting.noise_ahead import MAX_AHEAD_BYTES, NOISE_BYTES
+from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.onnx.runner import OnnxRunner
 from outrider.edge_client.drafting.rows.dropout import DropoutPlan
-from outrider.edge_client.drafting.rows.rows import Rows
+from outrider.edge_client.drafting.rows.kv_sequence import KvSequence
 from outrider.edge_client.drafting.rows.sampler import DraftSampler
-from outrider.edge_client.drafting.rows.sequence import RowsSequence
-from outrider.edge_client.drafting.rows.tree import TreeKv
 from outrider.edge_client.drafting.spec import DraftSpec
 
-CHUNK_SIZE = 64  # tokens fed at once when catching up
 
-
-class OnnxDraftSequence(RowsSequence):
-    """Drafts one sequence in onnxruntime; `OnnxDraftModel.sequence` makes it.
-
-        text    [ prompt … committed … ]
-        cached  [ ids whose KV is in the buffers ][ speculated ids, may agree with later commits ]
-
-    `cached` never contradicts `text` where both exist. After a tree its nodes follow in the buffers (`TreeKv`),
-    until a commit moves the path that came true, or tokens are fed.
-    """
+class OnnxDraftSequence(KvSequence[OnnxRunner]):
+    """Drafts one sequence in onnxruntime; `OnnxDraftModel.sequence` makes it."""
 
     def __init__(
         self,
@@ -39,133 +25,8 @@ class OnnxDraftSequence(RowsSequence):
         dropout: DropoutPlan | None = None,
     ) -> None:
         sampler = DraftSampler(sampling, spec.eos_token_ids, num_support)
-        super().__init__(sampler, spec.num_tokens, spec.max_context, num_prompt_tokens)
-        self._spec = spec
         runner = OnnxRunner(session, spec, sampling.temperature, dropout)
         runner.set_seed(sampling.seed)
-        self._runner: OnnxRunner | None = runner
-        self._cached: list[int] = []
-        self._tree: TreeKv | None = None  # that starts after `cached`
-
-    @property
-    def cached_token_ids(self) -> Sequence[int]:
-        """Returns the ids whose KV is in the buffers."""
-        return self._cached
-
-    def renew(self, sampling: SamplingParams, num_prompt_tokens: int | None, num_support: int) -> None:
-        """Begins another text under other parameters; KV of their common prefix is reused."""
-        assert self._runner is not None, "the sequence is closed"
-        self._sampler = DraftSampler(sampling, self._spec.eos_token_ids, num_support)
-        self._runner.set_temperature(sampling.temperature)
-        self._runner.set_seed(sampling.seed)
-        self._num_prompt_tokens = num_prompt_tokens
-        self._text = []
-
-    def keep_runner_ups(self) -> None:
-        """Fills `Draft.runner_ups` from now on."""
-        self._sampler.keeps_runner_ups = True
-
-    def prepare(self, num_tokens: int) -> Iterator[None]:
-        """See `Prepares.prepare`."""
-        most = MAX_AHEAD_BYTES // (NOISE_BYTES * self._spec.num_tokens)
-        end = min(self.position + min(num_tokens, most), self._spec.max_context)
-        return self._sampler.prepare(range(self.position, end), self._spec.num_tokens)
-
-    @property
-    def num_kv_bytes(self) -> int:
-        """Returns the size of the KV buffers in bytes."""
-        return self._runner.num_kv_bytes if self._runner else 0
-
-    @property
-    def parts(self) -> tuple[OnnxRunner, DraftSampler]:
-        """Returns the runner and the sampler (benchmarks, tests)."""
-        assert self._runner is not None, "the sequence is closed"
-        return self._runner, self._sampler
-
-    def commit(self, token_ids: Sequence[int]) -> None:
-        """Appends committed ids; KV of proposed tokens that agree is kept. Raises `InvalidFieldError`."""
-        start = len(self._text)
-        super().commit(token_ids)
-        self._keep_agreed(start)
-
-    def feed_root(self) -> Rows:
-        """See `RowsSequence.feed_root`."""
-        assert self._text, "a draft needs at least one committed token"
-        rows = self._begin()
-        self._tree = TreeKv(len(self._text))
-        return rows
-
-    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
-        """See `RowsSequence.feed_paths`."""
-        assert self._runner is not None, "the sequence is closed"
-        if not self._runner.takes_trees:
-            for path in paths:
-                yield self._feed_path(path), 1
-            return
-        assert self._tree is not None, "the root comes first"
-        paths = paths[: self._spec.max_context - self._tree.end]
-        if not paths:
-            return
-        bias = self._tree.add(paths)
-        positions = [len(self._text) + len(path) - 1 for path in paths]
-        rows = self._runner.feed_nodes([path[-1] for path in paths], positions, bias, self._tree.start)
-        for index in range(len(paths)):
-            yield rows.one(index), int(index == 0)
-
-    def close(self) -> None:
-        """Frees the KV."""
-        self._runner = None
-
-    def check_integrity(self) -> None:
-        """Asserts that KV and committed tokens agree."""
-        for index, (cached, committed) in enumerate(zip(self._cached, self._text, strict=False)):
-            assert cached == committed, f"KV and text differ at {index}"
-        if self._tree is not None:
-            assert self._tree.start == len(self._cached), "the tree does not follow what is cached"
-            self._tree.check_integrity()
-        if self._runner is not None:
-            assert len(self._cached) <= self._runner.capacity, "more KV than room"
-            self._runner.check_integrity()
-
-    def _begin(self) -> Rows:
-        """Feeds the committed ids that the KV lacks, at least the last one."""
-        num_known = min(len(self._cached), len(self._text) - 1)
-        del self._cached[num_known:]
-        while True:
-            chunk = self._text[len(self._cached) : len(self._cached) + CHUNK_SIZE]
-            rows = self._feed(chunk)
-            if len(self._cached) == len(self._text):
-                return rows
-
-    def _go_on(self, drafted: Sequence[int]) -> Rows:
-        return self._feed([drafted[-1]])
-
-    def _feed(self, token_ids: list[int]) -> Rows:
-        assert self._runner is not None, "the sequence is closed"
-        self._tree = None
-        rows = self._runner.feed(token_ids, len(self._cached))
-        self._cached.extend(token_ids)
-        return rows
-
-    def _feed_path(self, path: TokenIds) -> Rows:
-        """Feeds what the cache lacks of a path, as speculation."""
-        start = len(self._text)
-        num_known = common_prefix(self._cached[start:], path[:-1])
-        del self._cached[start + num_known :]
-        return self._feed(list(path[num_known:]))
-
-    def _keep_agreed(self, start: int) -> None:
-        """Drops KV that contradicts the committed ids from `start` on; keeps that of a tree's path."""
-        for index in range(start, min(len(self._text), len(self._cached))):
-            if self._cached[index] != self._text[index]:
-                del self._cached[index:]
-                self._tree = None
-                return
-        path = tuple(self._text[len(self._cached) :])
-        if self._tree is None or not path:
-            return
-        assert self._runner is not None, "the sequence is closed"
-        slots = self._tree.follow(path)
-        self._runner.move(slots, self._tree.start)
-        self._tree.descend(path[: len(slots)])
-        self._cached += path[: len(slots)]
+        super().__init__(
+            runner, sampler, spec.num_tokens, spec.max_context, spec.eos_token_ids, num_prompt_tokens
+        )

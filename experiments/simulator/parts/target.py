@@ -87,6 +87,8 @@ class SimulatedTarget:
     tokenizer_fingerprint = text.FINGERPRINT
     eos_token_ids: tuple[int, ...] = ()
     is_reproducible = True
+    quantisation = ""
+    num_weight_bytes = num_kv_bytes = 0
     staging = None
 
     def __init__(self, world: World, times: VerifierTimes, kv_tokens: int = 0) -> None:

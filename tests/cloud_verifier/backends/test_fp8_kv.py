@@ -86,7 +86,7 @@ def test_a_target_over_fp8_is_another_one_of_half_the_memory(target_of: Callable
     assert allocated == num_slots * fp8.facts.kv_bytes_per_token
     assert len({each.fingerprint for each in (plain, fp8, wide)}) == 3
     assert (fp8.kv_dtype, plain.kv_dtype) == ("fp8", "bfloat16")
-    assert "tokens in FP8, " in describe_target(fp8) and "FP8" not in describe_target(plain)
+    assert "tokens in FP8" in describe_target(fp8) and "FP8" not in describe_target(plain)
 
 
 def test_an_unknown_dtype_is_refused(target_of: Callable[[str], Path]) -> None:

@@ -16,7 +16,7 @@ from outrider.cloud_verifier.backends import loading
 from outrider.cloud_verifier.backends.architectures import check_supported
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.config import parse_size
+from outrider.common.config.units import parse_size
 from outrider.common.errors import ConfigError, ModelError
 
 GEMMA_LAYERS = ["sliding_attention", "sliding_attention", "full_attention"]

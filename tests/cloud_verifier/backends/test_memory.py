@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support.models import ARCHITECTURES
 
 from outrider.cloud_verifier.backends import memory
@@ -25,6 +26,7 @@ from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, T
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.cloud_verifier.config import ServeConfig, check_device_name, parse_kv_memory
 from outrider.cloud_verifier.server.cli import describe_target
+from outrider.common.config.units import show_size
 from outrider.common.errors import ConfigError, ModelError
 
 GIB = 2**30
@@ -57,10 +59,24 @@ def test_on_a_cpu_the_pool_is_512_mib_unless_a_size_is_given(backend: Transforme
     assert kv_pool_bytes(facts, decoder, 5 << 30, 512) == 5 << 30
 
 
-def test_the_start_line_says_what_the_pool_holds(backend: TransformersBackend) -> None:
+def test_the_start_line_says_what_the_pool_holds_and_the_memory(
+    backend: TransformersBackend, target_of: Callable[[str], Path]
+) -> None:
     per_token = 3 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, bytes
     assert backend.num_kv_bytes == 512 * per_token
-    assert describe_target(backend).endswith(", KV pool of 512 tokens in 768KiB)")
+    words = describe_target(backend)
+    assert ", KV pool of 512 tokens; weights " in words and ", KV 768KiB, peak " in words
+    weights = sum(each.numel() * 4 for each in load_file(target_of("llama") / "model.safetensors").values())
+    assert f"; weights {show_size(weights)}, " in words and words.endswith(" resident)")
+
+
+def test_on_cuda_the_start_line_says_what_torch_allocated_and_reserved(
+    backend: TransformersBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, size in (("allocated", 5 << 30), ("reserved", 6 << 30)):
+        monkeypatch.setattr(torch.cuda, f"max_memory_{name}", lambda _, size=size: size)
+    monkeypatch.setattr(backend, "device", "cuda:1")
+    assert describe_target(backend).endswith(", KV 768KiB, peak 5GiB allocated, 6GiB reserved)")
 
 
 def test_on_cuda_the_pool_is_what_is_free_beside_weights_and_a_step(
@@ -148,7 +164,7 @@ def test_a_model_read_straight_to_its_device_is_the_one_transformers_loads(
     directory = target_of(arch)
     config_json = json.loads((directory / "config.json").read_text())
     with Weights(directory, "cpu", getattr(torch, dtype)) as weights:
-        config, theirs = load_through_transformers(directory, config_json, weights, dtype)
+        config, theirs = load_through_transformers(directory, config_json, weights)
         with quiet_transformers():
             model = load_directly(config, weights)
     assert isinstance(theirs, TransformersDecoder) and model is not None and not model.training

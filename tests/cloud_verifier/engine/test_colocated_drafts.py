@@ -390,7 +390,7 @@ def test_an_embedded_draft_that_cannot_be_loaded_is_done_without_and_a_named_one
 
 
 def test_the_embedded_draft_says_what_it_is_and_is_loaded_with_its_first_sequence() -> None:
-    loaded = create_draft_model("onnx", EMBEDDED_DRAFT)
+    loaded = create_draft_model("model", EMBEDDED_DRAFT)
     draft = DeferredDraft(EMBEDDED_DRAFT, num_threads=1)
     for name in ("num_tokens", "max_context", "eos_token_ids", "signal_names", "fingerprint"):
         assert getattr(draft, name) == getattr(loaded, name), name

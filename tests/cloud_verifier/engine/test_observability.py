@@ -164,12 +164,9 @@ def test_a_scrape_counts_what_a_session_did_exactly() -> None:
     assert samples["step_tokens_sum"] == backend.num_query_rows
     assert samples["errors_total{code=invalid}"] == 1
     assert samples["errors_total{code=unknown_session}"] == 1
-    assert (
-        samples[
-            "info{device=cpu,dtype=float32,kv_dtype=float32,model_id=fake,protocol_version=1,version=0.1.0}"
-        ]
-        == 1
-    )
+    dtypes = "dtype=float32,kv_dtype=float32"
+    labels = f"device=cpu,{dtypes},model_id=fake,protocol_version=1,quantisation=none,version=0.1.0"
+    assert samples[f"info{{{labels}}}"] == 1
     assert 0 < samples["round_seconds_sum{kind=verify}"] < 5 and "process_resident_memory_bytes" in samples
 
 
@@ -205,14 +202,17 @@ def test_kv_blocks_and_what_the_prefix_cache_gave_are_told() -> None:
         assert eventually(lambda: scrape(server)["queue_jobs"] == 0)
 
 
-def test_a_gpus_peak_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_pool_and_peak_memory_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     sizes = {"max_memory_allocated": 5_000_000, "max_memory_reserved": 7_000_000}
     for name, size in sizes.items():
         monkeypatch.setattr(torch.cuda, name, lambda device, size=size: size if device == "cuda:0" else 0)
     with serving(FakeBackend()) as server:
-        assert not [name for name in scrape(server) if "gpu" in name]
+        samples = scrape(server)
+        assert not [name for name in samples if "gpu" in name]
+        assert (samples["weights_bytes"], samples["kv_pool_bytes"]) == (1 << 20, 1 << 22)
+        assert samples["resident_memory_peak_bytes"] > 10 << 20
         server.engine.backend.device = "cuda:0"
         samples = scrape(server)
         server.engine.backend.device = "cpu"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,15 @@ from safetensors.torch import load_file, save_file
 from support.models import make_tiny_target
 from test_heads_text import HIDDEN, make_heads
 
+from benchmarks.heads.service import CLOUD_ONLY, Case, Service
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.quantised import four_bit
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.heads.loading import load_head, load_heads
 from outrider.cloud_verifier.heads.modules import MedusaHead
 from outrider.common.errors import OutriderError
+from outrider.common.models.fingerprint import target_fingerprint
+from outrider.common.types import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -113,3 +118,19 @@ def test_two_directories_of_a_kind_are_refused(backend: TransformersBackend, tmp
     directory = make_heads(tmp_path / "heads", "medusa")
     with pytest.raises(OutriderError, match="a second directory of medusa"):
         load_heads([directory, directory], backend)
+
+
+@pytest.mark.skipif(not four_bit.is_installed(), reason="needs the extra quant")
+def test_heads_of_a_target_draft_for_it_with_nf4_weights_too(tmp_path: Path) -> None:
+    target = make_tiny_target(tmp_path / "target")
+    quantised = load_target(target, quantize="nf4", kv_bytes=16 << 20)
+    heads = make_heads(tmp_path / "heads", "medusa")
+    of_target = {"kind": "medusa", "target_fingerprint": target_fingerprint(target)}
+    change_config(heads, outrider=of_target)
+    service = Service(quantised, [load_head(heads, quantised)])
+    case = Case((5, 6, 7, 8), SamplingParams(temperature=0.8, seed=3), "medusa", 12)
+    alone, drafted = service.write([replace(case, source=CLOUD_ONLY), case], 24)
+    assert quantised.is_reproducible and drafted.token_ids == alone.token_ids
+    change_config(heads, outrider={**of_target, "target_fingerprint": "another"})
+    with pytest.raises(OutriderError, match="trained for the target another"):
+        load_head(heads, quantised)

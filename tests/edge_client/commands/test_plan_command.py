@@ -27,6 +27,7 @@ from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.tree_policy import tree_costs, tree_tokens
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.planning.measure import Samples, measure, parts_from
+from outrider.edge_client.planning.memory import MemoryPlan, memory_text, nearest_shape
 from outrider.edge_client.planning.plan import (
     GIVEN,
     MEASURED,
@@ -395,3 +396,73 @@ def test_a_size_without_its_machine_is_asked_for(capsys: pytest.CaptureFixture[s
 def test_scaled_quantities_are_read_with_their_prefixes() -> None:
     assert parse_num_params("7B", "--x") == parse_num_params("7e9", "--x") == 7e9
     assert parse_bandwidth("900 GB/s", "--x") == 9e11 and parse_flops("300T", "--x") == 3e14
+
+
+# ------------------------------------------------------------------------------------------- memory
+
+MEMORY = ["plan", "--target-params", "8.03B", "--weights", "nf4"]
+
+
+def test_what_fits_is_said_without_any_times(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*MEMORY, "--kv", "fp8", "--gpu-memory", "24GiB", "--sessions", "16"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.startswith(
+        "A target of 8.03B parameters with nf4 weights and 16 sessions of 4,096 tokens fits on"
+    )
+    assert any(
+        "65KiB   fp8; 32 layers, 8 KV heads of 128 (assumed, as Llama 3.1 8B)" in line for line in lines
+    )
+    assert lines[-1].split()[0] == "24GiB" and "16" in head
+
+
+def test_memory_is_what_the_weights_the_kv_and_a_step_take() -> None:
+    shape = nearest_shape(7e9)
+    assert shape.name == "Llama 3.1 8B" and nearest_shape(5e8).name == "Llama 3.2 1B"
+    plan = MemoryPlan(8.03e9, "nf4", "fp8", shape, (28, 4, 128), 1000, 4, (24 << 30,))
+    tables = 2 * 128_256 * 4096
+    assert plan.weight_bytes == pytest.approx(
+        2 * tables + (8.03e9 - tables) * (4 + 8 / 64 + 32 / 64 / 256) / 8
+    )
+    assert plan.token_bytes == 2 * 28 * 4 * (128 + 2), "a byte each, and a float16 scale"
+    wide = replace(plan, weights="float32", kv="auto")
+    assert (wide.weight_bytes, wide.token_bytes) == (4 * 8.03e9, 2 * 28 * 4 * 128 * 4)
+    left = plan.left_for_kv(24 << 30)
+    assert plan.sessions_on(24 << 30) == left // (1000 * plan.token_bytes) >= 4 and plan.fits(24 << 30)
+    least = plan.least_gpu_bytes
+    assert plan.fits(least) and not plan.fits(least - (1 << 20))
+    assert plan.sessions_on(1 << 30) == 0 and "do not fit" in memory_text(replace(plan, gpus=(1 << 30,)))
+
+
+def test_usual_gpus_are_listed_and_json_has_the_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--target-params", "70B", "--kv", "auto", "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert [each["fits"] for each in memory["gpus"]] == [False] * 7, "140 GB of bfloat16"
+    assert memory["weight_bytes"] == 140e9 and memory["least_gpu_bytes"] > memory["gpus"][-1]["bytes"]
+    assert main(["plan", "--target-params", "70B", "--weights", "nf4", "--json"]) == 0
+    memory = json.loads(capsys.readouterr().out)["memory"]
+    assert [each["fits"] for each in memory["gpus"]] == [False] * 4 + [True] * 3
+
+
+def test_beside_times_nf4_is_what_a_forward_reads(capsys: pytest.CaptureFixture[str]) -> None:
+    machine = ["--cloud-bandwidth", "900GB/s", "--cloud-flops", "300T"]
+    assert main([*MEMORY, *machine, "--t-draft", "3ms", "--rtt", "20ms", "--alpha", "0.8", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    expected_ms = told["memory"]["weight_bytes"] / 900e9 * 1e3
+    assert told["parts"]["target_token"]["value"] == pytest.approx(expected_ms, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["plan", "--kv", "fp8"], "--kv needs --target-params too"),
+        ([*MEMORY, "--sessions", "0"], "--sessions 0: want at least 1"),
+        ([*MEMORY, "--target-kv", "28x4"], "--target-kv 28x4: want layers, KV heads and their size"),
+        ([*MEMORY, "--gpu-memory", "lots"], "--gpu-memory lots: not a size"),
+        ([*MEMORY, "--bytes-per-param", "1", "--rtt", "3ms"], "--bytes-per-param 1 beside --weights nf4"),
+    ],
+)
+def test_what_memory_cannot_be_planned_by_is_refused_by_its_flag(
+    flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(flags) == 2
+    assert words in capsys.readouterr().err

@@ -64,6 +64,15 @@ def test_with_everything_in_order_it_measures_and_ends_with_0(verifier: Verifier
     assert found["link"]["facts"]["rtt_ms"] > 0 and found["link"]["facts"]["jitter_ms"] >= 0
     assert abs(found["clocks"]["facts"]["ahead_ms"]) < 1000, "it is the same clock"
     assert found["load"]["facts"]["queue_ms"] is not None
+    memory = found["memory"]["facts"]
+    assert memory["weights"] > 10 << 20 and memory["peak"] > memory["weights"] and memory["kv"] > 1 << 20
+    assert " resident" in found["memory"]["found"]
+
+
+def test_memory_is_told_without_peaks_where_batch_sizes_are_hidden() -> None:
+    with serving(FakeBackend(), ServeConfig(hide_batch_size=True)) as server:
+        found = {each.check: each for each in examine(run_config(verifier=f"127.0.0.1:{server.port}"), False)}
+    assert found["memory"].found == "its weights 1MiB, KV 4MiB"
 
 
 def test_no_verifier() -> None:

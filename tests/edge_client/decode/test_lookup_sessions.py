@@ -75,4 +75,4 @@ def test_an_unknown_strategy_is_refused_with_the_known_ones(
 ) -> None:
     assert main(["run", "abc", "--draft-strategy", "telepathy", "--draft", str(draft_dir)]) == 2
     shown = capsys.readouterr().err
-    assert "telepathy" in shown and "onnx" in shown and "prompt-lookup" in shown
+    assert "telepathy" in shown and "model" in shown and "prompt-lookup" in shown

@@ -168,16 +168,16 @@ def test_opening_refuses_a_damaged_draft_in_one_line(damage: str, good_hf_dir: P
     harm, message = OPEN_DAMAGES[damage]
     harm(tmp_path / "draft")
     with pytest.raises(ModelError) as caught:
-        create_draft_model("onnx", tmp_path / "draft")
+        create_draft_model("model", tmp_path / "draft")
     assert message in str(caught.value)
     check_one_line(caught.value)
 
 
 def test_opening_a_hugging_face_directory_says_how_to_export_it(good_hf_dir: Path) -> None:
     with pytest.raises(ModelError, match="edge-client draft export"):
-        create_draft_model("onnx", good_hf_dir)
+        create_draft_model("model", good_hf_dir)
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'medusa'; known: onnx, prompt-lookup"):
+    with pytest.raises(UsageError, match="'medusa'; known: model, prompt-lookup"):
         create_draft_model("medusa", tmp_path)

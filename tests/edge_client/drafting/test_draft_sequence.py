@@ -276,7 +276,7 @@ from outrider.edge_client.drafting.registry import create_draft_model
 assert "onnxruntime" not in sys.modules, "imported before it is needed"
 from outrider.common.types import SamplingParams
 from pathlib import Path
-with create_draft_model("onnx", Path({str(draft_dir)!r})) as model:
+with create_draft_model("model", Path({str(draft_dir)!r})) as model:
     sequence = model.sequence(SamplingParams())
     sequence.commit([1, 2, 3])
     assert len(sequence.propose(4).token_ids) == 4

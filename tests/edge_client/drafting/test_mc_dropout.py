@@ -257,7 +257,7 @@ def test_export_writes_the_variant_and_never_leaves_an_old_one(tmp_path: Path) -
 def test_a_draft_without_the_variant_is_refused_with_the_command_that_makes_it(tmp_path: Path) -> None:
     export_draft(make_hf_dir(tmp_path / "hf", "llama"), tmp_path / "out")
     with pytest.raises(UsageError, match=r"no variant for MC dropout .*edge-client draft add-dropout .*/out"):
-        create_draft_model("onnx", tmp_path / "out", has_variance=True)
+        create_draft_model("model", tmp_path / "out", has_variance=True)
 
 
 def test_a_variant_of_another_draft_is_refused(tmp_path: Path, draft_dir: Path) -> None:

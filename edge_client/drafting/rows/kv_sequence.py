@@ -1,0 +1,217 @@
+"""Drafts one sequence by a model with a KV cache: its committed ids, and the ids whose KV is in the buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.common.sequences import common_prefix
+from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.drafting.noise_ahead import MAX_AHEAD_BYTES, NOISE_BYTES
+from outrider.edge_client.drafting.rows.rows import Rows
+from outrider.edge_client.drafting.rows.sampler import DraftSampler
+from outrider.edge_client.drafting.rows.sequence import RowsSequence
+from outrider.edge_client.drafting.rows.tree import TreeKv
+
+CHUNK_SIZE = 64  # tokens fed at once when catching up, on a CPU
+
+
+class Runner(Protocol):
+    """Feeds the tokens of one sequence and keeps their KV. Each call says how much of it is valid, so rollback is a
+    smaller number."""
+
+    @property
+    def takes_trees(self) -> bool:
+        """Returns whether `feed_nodes` is possible."""
+
+    @property
+    def capacity(self) -> int:
+        """Returns how many positions the KV buffers hold."""
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Returns the size of the KV buffers in bytes."""
+
+    def set_temperature(self, temperature: float) -> None:
+        """Sets the temperature of the tempered rows; 0 counts as 1."""
+
+    def set_seed(self, seed: int) -> None:
+        """Sets the seed of what is random in a run, where anything is."""
+
+    def feed(self, token_ids: Sequence[int], num_past: int) -> Rows:
+        """Runs `token_ids` after the first `num_past` positions and returns the rows after the last, which the next
+        call may overwrite. Raises `ModelError` where the runtime fails."""
+
+    def feed_nodes(
+        self, token_ids: Sequence[int], position_ids: Sequence[int], bias: NDArray[np.float32], start: int
+    ) -> Rows:
+        """Runs n nodes of a tree into the last n of the m slots from `start` on; returns a row after each.
+
+        `bias` [n, m] is `spec.HIDDEN` where a node does not see a slot, else 0; no node sees a slot after its own,
+        and each sees those before `start`. Slots may outnumber positions, but not the draft's context. The next
+        call may overwrite the rows; there are no candidates. Raises `ModelError` where the runtime fails.
+        """
+
+    def move(self, slots: Sequence[int], start: int) -> None:
+        """Copies the KV of rising `slots` to those from `start` on."""
+
+    def check_integrity(self) -> None:
+        """Asserts that the buffers agree with each other."""
+
+
+Its = TypeVar("Its", bound=Runner)
+
+
+class KvSequence(RowsSequence, Generic[Its]):
+    """Drafts one sequence with a runner's rows.
+
+        text    [ prompt … committed … ]
+        cached  [ ids whose KV is in the buffers ][ speculated ids, may agree with later commits ]
+
+    `cached` never contradicts `text` where both exist. After a tree its nodes follow in the buffers (`TreeKv`),
+    until a commit moves the path that came true, or tokens are fed.
+    """
+
+    def __init__(
+        self,
+        runner: Its,
+        sampler: DraftSampler,
+        num_tokens: int,
+        max_context: int,
+        eos_token_ids: tuple[int, ...],
+        num_prompt_tokens: int | None,
+        chunk_size: int = CHUNK_SIZE,
+    ) -> None:
+        """`runner` and `sampler` are made for the same temperature and seed; the runner is this sequence's alone."""
+        super().__init__(sampler, num_tokens, max_context, num_prompt_tokens)
+        self._eos_token_ids = eos_token_ids
+        self._chunk_size = chunk_size
+        self._runner: Its | None = runner
+        self._cached: list[int] = []
+        self._tree: TreeKv | None = None  # that starts after `cached`
+
+    @property
+    def cached_token_ids(self) -> Sequence[int]:
+        """Returns the ids whose KV is in the buffers."""
+        return self._cached
+
+    def renew(self, sampling: SamplingParams, num_prompt_tokens: int | None, num_support: int) -> None:
+        """Begins another text under other parameters; KV of their common prefix is reused."""
+        assert self._runner is not None, "the sequence is closed"
+        self._sampler = DraftSampler(sampling, self._eos_token_ids, num_support)
+        self._runner.set_temperature(sampling.temperature)
+        self._runner.set_seed(sampling.seed)
+        self._num_prompt_tokens = num_prompt_tokens
+        self._text = []
+
+    def keep_runner_ups(self) -> None:
+        """Fills `Draft.runner_ups` from now on."""
+        self._sampler.keeps_runner_ups = True
+
+    def prepare(self, num_tokens: int) -> Iterator[None]:
+        """See `Prepares.prepare`."""
+        most = MAX_AHEAD_BYTES // (NOISE_BYTES * self._num_tokens)
+        end = min(self.position + min(num_tokens, most), self._max_context)
+        return self._sampler.prepare(range(self.position, end), self._num_tokens)
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Returns the size of the KV buffers in bytes."""
+        return self._runner.num_kv_bytes if self._runner else 0
+
+    @property
+    def parts(self) -> tuple[Its, DraftSampler]:
+        """Returns the runner and the sampler (benchmarks, tests)."""
+        assert self._runner is not None, "the sequence is closed"
+        return self._runner, self._sampler
+
+    def commit(self, token_ids: Sequence[int]) -> None:
+        """Appends committed ids; KV of proposed tokens that agree is kept. Raises `InvalidFieldError`."""
+        start = len(self._text)
+        super().commit(token_ids)
+        self._keep_agreed(start)
+
+    def feed_root(self) -> Rows:
+        """See `RowsSequence.feed_root`."""
+        assert self._text, "a draft needs at least one committed token"
+        rows = self._begin()
+        self._tree = TreeKv(len(self._text))
+        return rows
+
+    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
+        """See `RowsSequence.feed_paths`."""
+        assert self._runner is not None, "the sequence is closed"
+        if not self._runner.takes_trees:
+            for path in paths:
+                yield self._feed_path(path), 1
+            return
+        assert self._tree is not None, "the root comes first"
+        paths = paths[: self._max_context - self._tree.end]
+        if not paths:
+            return
+        bias = self._tree.add(paths)
+        positions = [len(self._text) + len(path) - 1 for path in paths]
+        rows = self._runner.feed_nodes([path[-1] for path in paths], positions, bias, self._tree.start)
+        for index in range(len(paths)):
+            yield rows.one(index), int(index == 0)
+
+    def close(self) -> None:
+        """Frees the KV."""
+        self._runner = None
+
+    def check_integrity(self) -> None:
+        """Asserts that KV and committed tokens agree."""
+        for index, (cached, committed) in enumerate(zip(self._cached, self._text, strict=False)):
+            assert cached == committed, f"KV and text differ at {index}"
+        if self._tree is not None:
+            assert self._tree.start == len(self._cached), "the tree does not follow what is cached"
+            self._tree.check_integrity()
+        if self._runner is not None:
+            assert len(self._cached) <= self._runner.capacity, "more KV than room"
+            self._runner.check_integrity()
+
+    def _begin(self) -> Rows:
+        """Feeds the committed ids that the KV lacks, at least the last one."""
+        num_known = min(len(self._cached), len(self._text) - 1)
+        del self._cached[num_known:]
+        while True:
+            chunk = self._text[len(self._cached) : len(self._cached) + self._chunk_size]
+            rows = self._feed(chunk)
+            if len(self._cached) == len(self._text):
+                return rows
+
+    def _go_on(self, drafted: Sequence[int]) -> Rows:
+        return self._feed([drafted[-1]])
+
+    def _feed(self, token_ids: list[int]) -> Rows:
+        assert self._runner is not None, "the sequence is closed"
+        self._tree = None
+        rows = self._runner.feed(token_ids, len(self._cached))
+        self._cached.extend(token_ids)
+        return rows
+
+    def _feed_path(self, path: TokenIds) -> Rows:
+        """Feeds what the cache lacks of a path, as speculation."""
+        start = len(self._text)
+        num_known = common_prefix(self._cached[start:], path[:-1])
+        del self._cached[start + num_known :]
+        return self._feed(list(path[num_known:]))
+
+    def _keep_agreed(self, start: int) -> None:
+        """Drops KV that contradicts the committed ids from `start` on; keeps that of a tree's path."""
+        for index in range(start, min(len(self._text), len(self._cached))):
+            if self._cached[index] != self._text[index]:
+                del self._cached[index:]
+                self._tree = None
+                return
+        path = tuple(self._text[len(self._cached) :])
+        if self._tree is None or not path:
+            return
+        assert self._runner is not None, "the sequence is closed"
+        slots = self._tree.follow(path)
+        self._runner.move(slots, self._tree.start)
+        self._tree.descend(path[: len(slots)])
+        self._cached += path[: len(slots)]
