@@ -21,7 +21,8 @@ from benchmarks.gpu_check.variants import DECODERS, Decoder, NotHere
 from outrider.cloud_verifier.backends.base import ForwardItem, KVSequence
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.engine.finish import make_rows
-from outrider.cloud_verifier.verification.rows import StepRound
+from outrider.cloud_verifier.verification.device_rows import make_staged_rows, stage_rounds
+from outrider.cloud_verifier.verification.rows import ProcessedRows, StepRound
 from outrider.common.types import SamplingParams
 from outrider.experiments.shared.results import at_most
 
@@ -143,11 +144,18 @@ class Step:
 
     def run(self) -> None:
         """Runs the forward, and has each row sampled."""
-        logits = self.forward()
-        if self._has_rows:
-            rows = make_rows(logits, self._rounds, (), self._backend.num_tokens)
-            for each in rows:
-                each.target_sample(0)
+        if not self._has_rows:
+            self.forward()
+            return
+        staging, num_tokens = self._backend.staging, self._backend.num_tokens
+        rows: Sequence[ProcessedRows]
+        if staging is None:
+            rows = make_rows(self.forward(), self._rounds, (), num_tokens)
+        else:
+            staged = stage_rounds(self._rounds, num_tokens, staging)
+            rows = make_staged_rows(self.forward(), staged, ())
+        for each in rows:
+            each.target_sample(0)
 
     def close(self) -> None:
         """Gives the KV back."""

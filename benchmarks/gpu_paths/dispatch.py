@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-
 import torch
 
 from benchmarks.gpu_check.shape import SHAPE_TOY, ModelWeights, make_facts, make_model, own_config
 from benchmarks.gpu_check.stage import Setting
-from benchmarks.gpu_check.step import COUNTED_CONTEXT, COUNTED_SESSIONS, CallCounter, open_step
+from benchmarks.gpu_check.step import COUNTED_CONTEXT, COUNTED_SESSIONS, open_step
+from benchmarks.gpu_paths.fake_device import FakeDevice
 from benchmarks.results_file import Found
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.lean import LeanDecoder
@@ -22,20 +20,13 @@ from outrider.kernels import layers, paged_attention
 
 MAX_CALLS = 400
 KV_TOKENS = 2 * COUNTED_SESSIONS * COUNTED_CONTEXT
-KERNELS = {paged_attention: ("_attend_split", "_combine"), layers: ("_add_norm", "_rotate", "_gate")}
-
-
-class CountedKernel:
-    """Stands in for a kernel: counts its launches and computes nothing."""
-
-    def __init__(self) -> None:
-        self.num_launches = 0
-
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        return self._launch
-
-    def _launch(self, *arguments: object, **options: object) -> None:
-        self.num_launches += 1
+KERNELS = (
+    (paged_attention, "_attend_split"),
+    (paged_attention, "_combine"),
+    (layers, "_add_norm"),
+    (layers, "_rotate"),
+    (layers, "_gate"),
+)
 
 
 def run() -> Found:
@@ -57,36 +48,23 @@ def run() -> Found:
     return measures, {"counts": counts}
 
 
-@contextlib.contextmanager
-def _counting() -> Iterator[list[CountedKernel]]:
-    """Yields what stands in for each kernel."""
-    kernels = [(module, name, getattr(module, name)) for module, names in KERNELS.items() for name in names]
-    stand_ins = [CountedKernel() for _ in kernels]
-    for (module, name, _), stand_in in zip(kernels, stand_ins, strict=True):
-        setattr(module, name, stand_in)
-    try:
-        yield stand_ins
-    finally:
-        for module, name, kernel in kernels:
-            setattr(module, name, kernel)
-
-
 def _count(setting: Setting, decoder: Decoder) -> dict[str, int]:
     """Returns the calls of one forward: "views", "launches" of our kernels, and "calls", which are all but views."""
     facts = make_facts(setting, SHAPE_TOY, torch.bfloat16)
-    with _counting() as kernels:
+    with FakeDevice(KERNELS, is_computing=False) as device:
         backend = make_backend(decoder, facts, kv_tokens=KV_TOKENS, exact_rows="off")
         num_groups = facts.num_heads // facts.num_kv_heads
         upload = backend.inputs.add if backend.inputs else None
-        device = torch.device("cpu")
-        backend.planner = PagedPlanner(backend.blocks.block_size, num_groups, device, upload=upload)
+        backend.planner = PagedPlanner(
+            backend.blocks.block_size, num_groups, torch.device("cpu"), upload=upload
+        )
         step = open_step(backend, COUNTED_SESSIONS, COUNTED_CONTEXT, counts_rows=False)
-        before = sum(each.num_launches for each in kernels)
-        with CallCounter() as counter:
-            step.run()
-        num_launches = sum(each.num_launches for each in kernels) - before
+        before = device.num_launches, device.num_computing, device.num_calls
+        step.run()
+        after = device.num_launches, device.num_computing, device.num_calls
+    num_launches, num_computing, num_calls = (now - then for now, then in zip(after, before, strict=True))
     return {
-        "calls": counter.num_computing + num_launches,
+        "calls": num_computing + num_launches,
         "launches": num_launches,
-        "views": counter.num_calls - counter.num_computing,
+        "views": num_calls - num_computing,
     }

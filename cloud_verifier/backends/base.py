@@ -9,13 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.cloud_verifier.kv.blocks import BlockUsage
 from outrider.common.errors import OutriderError
+
+if TYPE_CHECKING:
+    from outrider.cloud_verifier.verification.staging import Staging
 
 Logits = NDArray[
     np.float32
@@ -74,6 +77,11 @@ class TargetBackend(Protocol):
     @property
     def max_tree_nodes(self) -> int:
         """Returns the most nodes of the tree that an item may end with; 0: none."""
+
+    @property
+    def staging(self) -> Staging | None:
+        """Returns what sends arrays of others with the next forward's inputs, where logits stay on a device; None
+        where they come to the host."""
 
     @property
     def num_weight_bytes(self) -> int:

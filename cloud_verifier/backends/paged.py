@@ -9,8 +9,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, FixedAttention
 from outrider.cloud_verifier.backends.packing import PackedSequence
@@ -99,13 +102,13 @@ class PagedPlanner(AttentionPlanner):
         num_groups: int,
         device: torch.device,
         split_tokens: int = SPLIT_TOKENS,
-        upload: Callable[[array[int]], torch.Tensor] | None = None,
+        upload: Callable[[NDArray[np.int32]], torch.Tensor] | None = None,
     ) -> None:
-        """`upload` returns int32 on the device, to be read after the plan is made."""
+        """`upload` returns an array on the device, to be read after the plan is made."""
         self._block_size = block_size
         self._tile_queries = tile_queries(num_groups)
         self._split_tokens = split_tokens
-        self._upload = upload or (lambda values: torch.frombuffer(values, dtype=torch.int32).to(device))
+        self._upload = upload or partial(torch.tensor, device=device)
 
     def plan(self, sequences: Sequence[PackedSequence]) -> KernelAttention:
         launches = [
@@ -151,7 +154,7 @@ class PagedPlanner(AttentionPlanner):
             for run in runs:
                 values.extend(run)
         return Index(
-            values=self._upload(values),
+            values=self._upload(np.frombuffer(values, np.int32)),
             num_rows=tiles[-1].rows.stop - first_row,
             num_tiles=num_tiles,
             num_splits=_bucket(-(-stop // self._split_tokens)),

@@ -134,7 +134,7 @@ class PaddedGroup:
 
 
 class SdpaPlanner(AttentionPlanner):
-    """Implements `AttentionPlanner`. Not thread-safe: a plan is used before the next one is made."""
+    """Implements `AttentionPlanner`. Not thread-safe: one plan is used at a time."""
 
     def __init__(
         self, block_size: int, max_context: int, num_groups: int, dtype: torch.dtype, device: torch.device

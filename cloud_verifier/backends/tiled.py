@@ -162,7 +162,7 @@ class TileCall:
 
 
 class TiledPlanner(AttentionPlanner):
-    """Implements `AttentionPlanner`. Not thread-safe: a plan is used before the next one is made."""
+    """Implements `AttentionPlanner`. Not thread-safe: one plan is used at a time."""
 
     def __init__(self, block_size: int, num_groups: int, dtype: torch.dtype, device: torch.device) -> None:
         self._block_size = block_size

@@ -13,12 +13,13 @@ import torch
 from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, ForwardPlan
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
 from outrider.cloud_verifier.backends.cuda.graphs import graph_rows
-from outrider.cloud_verifier.backends.cuda.inputs import FixedInputs
+from outrider.cloud_verifier.backends.cuda.pool_changes import PoolChanges
 from outrider.cloud_verifier.backends.packing import PackedSequence, row_positions
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPlan, padded_rows
 from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
-from outrider.cloud_verifier.kv.blocks import BlockCopy, BlockManager, BlockTable, BlockUsage
+from outrider.cloud_verifier.kv.blocks import BlockManager, BlockTable, BlockUsage
+from outrider.cloud_verifier.verification.staging import Staging
 from outrider.common.models.memory import kv_token_bytes
 from outrider.common.tree import Tree, is_chain
 from outrider.kernels.kv_pool import KVPool
@@ -82,6 +83,18 @@ class Feed:
     def positions(self) -> list[int]:
         """Returns the position of each token: of a node that on its path."""
         return row_positions(self.past, len(self.token_ids), self.tree)
+
+
+@dataclass(slots=True)
+class Pass:
+    """Holds the rows that a decoder is given at once."""
+
+    token_ids: torch.Tensor  # [num_rows]
+    positions: torch.Tensor  # [num_rows]
+    rows: torch.Tensor | None  # whose logits are computed; None: all
+    plan: ForwardPlan
+    num_rows: int  # of logits that are wanted, the first
+    num_fed: int  # tokens, the first rows
 
 
 def split_feeds(feeds: Sequence[Feed], most: int) -> Iterator[list[Feed]]:
@@ -181,8 +194,9 @@ class TransformersBackend(TargetBackend):
         self._pools: list[torch.Tensor] = []
         self._key_pools: list[KVPool] = []  # views of them, per layer
         self._value_pools: list[KVPool] = []
-        # On their way to the device together; None: each on its own.
-        self.inputs = FixedInputs(torch.device(facts.device)) if decoder.writes_padding else None
+        # What a step sends to the device, in one copy; None: nothing is sent.
+        is_sent = decoder.writes_padding or facts.device != "cpu"
+        self.inputs = Staging(torch.device(facts.device)) if is_sent else None
         # Of the layers that attended in the last forward, in order.
         self.rules_seen: dict[int, AttentionRule] = {}
         self.blocks = BlockManager(num_blocks, block_size)
@@ -208,6 +222,7 @@ class TransformersBackend(TargetBackend):
         num_blocks = blocks.num_blocks + 1  # the last is the spare one
         heads = (facts.num_layers, num_blocks, blocks.block_size, facts.num_kv_heads)
         shape, dtype = (*heads, facts.head_dim), getattr(torch, facts.dtype)
+        self._changes = PoolChanges()
         self._pools, self._key_pools, self._value_pools = [], [], []  # the old go before the new ones come
         for pools in (self._key_pools, self._value_pools):
             rows = _zeros(shape, torch.uint8 if facts.has_fp8_kv else dtype, self._device)
@@ -243,6 +258,10 @@ class TransformersBackend(TargetBackend):
         return self.max_context if self.row_plan is None else self.row_plan.most
 
     @property
+    def staging(self) -> Staging | None:
+        return self.inputs if self.has_device_logits else None
+
+    @property
     def num_free_tokens(self) -> int:
         return self.blocks.num_free * self.blocks.block_size
 
@@ -266,12 +285,11 @@ class TransformersBackend(TargetBackend):
     def keep(self, sequence: KVSequence, start: int, nodes: Sequence[int]) -> None:
         table, length = _table(sequence), start + len(nodes)
         if list(nodes) != list(range(len(nodes))):
-            destination = self._tensor(list(self.blocks.slots(table, start, length)))
             fed = list(self.blocks.slots(table, start, table.length))
-            source = self._tensor([fed[node] for node in nodes])
-            for pool in self._pools:
-                slots = pool.flatten(1, 2)  # a view: [layers, slots, kv_heads, head_dim]
-                slots.index_copy_(1, destination, slots.index_select(1, source))
+            self._changes.move(self.blocks.slots(table, start, length), [fed[node] for node in nodes])
+            if self.inputs is None:  # else with the next forward, before anybody writes or reads there
+                self._changes.stage(self._tensor)
+                self._changes.make(self._pools)
         self.blocks.truncate(table, length)
 
     def fork(self, sequence: KVSequence) -> PagedSequence:
@@ -321,27 +339,16 @@ class TransformersBackend(TargetBackend):
         for item in items:
             table = _table(item.sequence)
             num_blocks = len(table.block_ids)
-            copy = self.blocks.append(table, len(item.token_ids))
-            if copy is not None:
-                self._copy_block(copy)
+            self._changes.copy(self.blocks.append(table, len(item.token_ids)))
             new = table.block_ids[num_blocks:]
             if is_split:  # an earlier pass attends over blocks that a later one fills
                 partly_new += new
             elif new and table.length % self.blocks.block_size:
                 partly_new.append(new[-1])
-        self._clear(partly_new)
+        # Attention masks the slots that a sequence has not written to, but multiplies them by zero: NaN that the
+        # block's last holder left there would pass. Our kernel does not read them.
+        self._changes.clear([] if self.has_paged_kernel else partly_new)
         return lengths
-
-    def _clear(self, block_ids: list[int]) -> None:
-        """Zeroes blocks. Attention masks the slots that a sequence has not written to, but multiplies them by
-        zero: NaN that the block's last holder left there would pass. Our kernel does not read them."""
-        if block_ids and not self.has_paged_kernel:
-            for pool in self._pools:
-                pool.index_fill_(1, self._tensor(block_ids), 0.0)
-
-    def _copy_block(self, copy: BlockCopy) -> None:
-        for pool in self._pools:
-            pool[:, copy.destination] = pool[:, copy.source]
 
     def _run(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> Logits:
         feeds = [
@@ -349,15 +356,22 @@ class TransformersBackend(TargetBackend):
             for item, length in zip(items, lengths, strict=True)
         ]
         parts = [feeds] if self.row_plan is None else split_feeds(feeds, self.row_plan.most)
-        passes, features = zip(*map(self._pass, parts), strict=True)
+        if self.inputs is not None:
+            self.inputs.start()
+        prepared = [self._prepare(part) for part in parts]
+        self._changes.stage(self._indices)
+        if self.inputs is not None:
+            self.inputs.send()
+        self._changes.make(self._pools)
+        passes, features = zip(*map(self._pass, prepared), strict=True)
         logits = passes[0] if len(passes) == 1 else torch.cat(passes)
-        self.features = {
-            layer: torch.cat([each[layer] for each in features]) for layer in self.feature_layers
-        }
+        self.features = features[0]
+        if len(features) > 1:
+            self.features = {layer: torch.cat([each[layer] for each in features]) for layer in features[0]}
         return cast(Logits, logits) if self.has_device_logits else logits.cpu().numpy()
 
-    def _pass(self, feeds: Sequence[Feed]) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        """Returns float32 logits of one packed pass, and its features."""
+    def _prepare(self, feeds: Sequence[Feed]) -> Pass:
+        """Returns a packed pass. Its tensors have their values once the step's inputs are sent."""
         token_ids: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
@@ -366,26 +380,29 @@ class TransformersBackend(TargetBackend):
             positions.extend(feed.positions)
             rows.extend(range(len(token_ids) - feed.num_logit_rows, len(token_ids)))
         num_rows, num_fed = len(rows), len(token_ids)
-        fed = slice(num_fed)
         num_padding, num_scored = self._fit(num_fed) - num_fed, self._fit(num_rows, is_head=True)
-        is_every_row = num_rows == num_fed and num_scored == num_fed + num_padding
+        num_packed = num_fed + num_padding
+        is_every_row = num_rows == num_fed and num_scored == num_packed
         if num_padding and self.decoder.writes_padding:
             feeds = [*feeds, self._padding(num_padding)]
-            num_fed += num_padding
         token_ids.extend([0] * num_padding)
         positions.extend(range(num_padding))
         rows.extend([rows[-1] if rows else 0] * (num_scored - num_rows))
         if self.inputs is not None:
-            self.inputs.start()
+            self.inputs.start_pass()
         packed = self._integers(token_ids), self._integers(positions)
-        plan = self._plan(feeds, num_fed)
+        plan = self._plan(feeds, num_packed if self.decoder.writes_padding else num_fed)
         selected = None if is_every_row else self._integers(rows)
-        if self.inputs is not None:
-            self.inputs.send()
-        logits = self.decoder(*packed, selected, plan)
+        return Pass(*packed, selected, plan, num_rows, num_fed)
+
+    def _pass(self, prepared: Pass) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
+        """Returns float32 logits of one packed pass, and its features."""
+        plan = prepared.plan
+        logits = self.decoder(prepared.token_ids, prepared.positions, prepared.rows, plan)
         self.rules_seen = plan.rules_seen
-        features = {layer: plan.features[layer][fed] for layer in self.feature_layers}
-        return logits[:num_rows].float(), features
+        # Copies: a graph leaves those of the next pass in the same memory.
+        features = {layer: plan.features[layer][: prepared.num_fed].clone() for layer in self.feature_layers}
+        return logits[: prepared.num_rows].float(), features
 
     def _fit(self, num_rows: int, *, is_head: bool = False) -> int:
         """Returns the rows with which products of `num_rows` rows are run: here alone a step is padded."""
@@ -425,8 +442,14 @@ class TransformersBackend(TargetBackend):
         return self._integers(list(slots))
 
     def _integers(self, values: Sequence[int]) -> torch.Tensor:
-        """Returns integers of a step on the device: int64, or int32 once `inputs` are sent."""
-        return self._tensor(values) if self.inputs is None else self.inputs.add(values)
+        """Returns integers that a decoder reads: int64, or int32 where it writes padding."""
+        if self.inputs is not None and self.decoder.writes_padding:
+            return self.inputs.add(np.array(values, np.int32))
+        return self._indices(values)
+
+    def _indices(self, values: Sequence[int]) -> torch.Tensor:
+        """Returns int64 of a step on the device, once its inputs are sent."""
+        return self._tensor(values) if self.inputs is None else self.inputs.add(np.array(values, np.int64))
 
     def _tensor(self, values: Any) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -82,7 +82,7 @@ class Engine:
         make_rows: MakeRows = make_rows,
     ) -> None:
         """`tenant_max_sessions` of 0 is no limit of its own. `clock` is what `Job.arrival_ns` counts by.
-        `make_rows` reads the logits of `backend`."""
+        `make_rows` reads the logits of a `backend` without staging."""
         self.backend = backend
         self.model = model
         self.drafter = drafter
@@ -367,12 +367,13 @@ class Engine:
             items.append(
                 ForwardItem(work.session.kv, work.pending_tokens(share.num_tokens), num_rows, parents)
             )
+        prepared = self._finisher.prepare_rows(ending, self.backend.staging)
         batch.forward_start_ns = start_ns
         logits = self.backend.forward(items)
         if self.drafter is not None:
             self.drafter.note_features(batch.works, [share.num_tokens for share in batch.plan.shares])
         batch.forward_end_ns = self._now_ns()
-        batch.rows = self._finisher.process_rows(ending, logits)
+        batch.rows = self._finisher.process_rows(prepared, logits)
         batch.awaited = awaited(logits, batch.rows)
 
     def _hold_left(self, batch: _Batch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from outrider.cloud_verifier.backends.base import Logits
 from outrider.cloud_verifier.engine.backlog import Backlog
@@ -12,7 +14,12 @@ from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
-from outrider.cloud_verifier.verification.device_rows import is_on_device, make_device_rows
+from outrider.cloud_verifier.verification.device_rows import (
+    is_on_device,
+    make_device_rows,
+    make_staged_rows,
+    stage_rounds,
+)
 from outrider.cloud_verifier.verification.logprobs import logprobs_of
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput
 from outrider.cloud_verifier.verification.methods.candidates import candidate_indices, choose_here
@@ -35,6 +42,10 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
+
+if TYPE_CHECKING:
+    from outrider.cloud_verifier.verification.device_step import StagedRounds
+    from outrider.cloud_verifier.verification.staging import Staging
 
 _NO_CANDIDATES = range(0)
 _ORIGIN_OF = {CorrectionKind.CORRECTION: Origin.CORRECTION, CorrectionKind.BONUS: Origin.BONUS}
@@ -79,6 +90,14 @@ def awaited(logits: Logits, rows: Sequence[ProcessedRows | Exception]) -> Sequen
     return [Download([logits[:0]])]  # a step of chunks of prompts alone
 
 
+@dataclass(slots=True)
+class PreparedRows:
+    """Holds works that end with a step, and what of their rows was sent with the step's forward."""
+
+    works: Sequence[Work]
+    staged: StagedRounds | None = None
+
+
 class RoundFinisher:
     """Turns the logits of a step into verdicts and other answers, and commits them."""
 
@@ -98,25 +117,41 @@ class RoundFinisher:
         self._clock = clock
         self._make_rows = make_rows
 
-    def process_rows(self, works: Sequence[Work], logits: Logits) -> Sequence[ProcessedRows | Exception]:
-        """Returns the rows of each of `works`, those that end with this step, in the order of their logits.
+    def prepare_rows(self, works: Sequence[Work], staging: Staging | None) -> PreparedRows:
+        """Prepares the rows of `works`, those that end with this step, before its forward: with `staging`, of a backend
+        whose logits stay on a device, what they are computed with goes there with the forward's inputs."""
+        prepared = PreparedRows(works)
+        if staging is not None and works:
+            # One work's exception is met again, and belongs to it, where each is processed alone.
+            with contextlib.suppress(Exception):
+                rounds = [_make_step_round(work) for work in works]
+                prepared.staged = stage_rounds(rounds, self._model.num_tokens, staging)
+        return prepared
+
+    def process_rows(self, prepared: PreparedRows, logits: Logits) -> Sequence[ProcessedRows | Exception]:
+        """Returns the rows of each work, in the order of their logits.
 
         Where they cannot be processed together they are one by one, with an exception in place of those that
         cannot be processed alone either.
         """
+        works = prepared.works
         try:
-            return self._process(works, logits)
+            return self._process(prepared, logits)
         except Exception as error:
             if len(works) == 1:
                 return [error]
             ends = accumulate(work.num_logit_rows for work in works)
             parts = [logits[end - work.num_logit_rows : end] for work, end in zip(works, ends, strict=True)]
             pairs = zip(works, parts, strict=True)
-            return [self.process_rows([work], part)[0] for work, part in pairs]
+            return [self.process_rows(PreparedRows([work]), part)[0] for work, part in pairs]
 
-    def _process(self, works: Sequence[Work], logits: Logits) -> Sequence[ProcessedRows]:
-        rounds = [_make_step_round(work) for work in works]
-        return self._make_rows(logits, rounds, self._model.eos_token_ids, self._model.num_tokens)
+    def _process(self, prepared: PreparedRows, logits: Logits) -> Sequence[ProcessedRows]:
+        eos_token_ids, num_tokens = self._model.eos_token_ids, self._model.num_tokens
+        if prepared.staged is not None:
+            assert is_on_device(logits), "staging is of a backend whose logits are on a device"
+            return make_staged_rows(logits, prepared.staged, eos_token_ids)
+        rounds = [_make_step_round(work) for work in prepared.works]
+        return self._make_rows(logits, rounds, eos_token_ids, num_tokens)
 
     def finish(self, work: Work, rows: ProcessedRows | Exception, batch_size: int) -> bool:
         """Answers `work` from its rows; returns whether its session is free for its next job.

@@ -25,7 +25,8 @@ from outrider.common.types import TokenIds
 if TYPE_CHECKING:
     import torch
 
-    from outrider.cloud_verifier.verification.device_step import DeviceStep
+    from outrider.cloud_verifier.verification.device_step import DeviceStep, StagedRounds
+    from outrider.cloud_verifier.verification.staging import Staging
 
 
 def is_on_device(logits: object) -> TypeGuard[torch.Tensor]:
@@ -33,24 +34,45 @@ def is_on_device(logits: object) -> TypeGuard[torch.Tensor]:
     return hasattr(logits, "data_ptr")
 
 
+def stage_rounds(rounds: Sequence[StepRound], num_tokens: int, staging: Staging) -> StagedRounds:
+    """Attaches what the rows of some rounds are computed with to the next forward's inputs.
+
+    Ids at or above `num_tokens` do not exist.
+    """
+    from outrider.cloud_verifier.verification.device_step import StagedRounds
+
+    return StagedRounds(rounds, num_tokens, staging)
+
+
+def make_staged_rows(logits: torch.Tensor, staged: StagedRounds, eos_token_ids: TokenIds) -> list[DeviceRows]:
+    """Returns the rows of each round that `stage_rounds` took, in order, from float32 logits [Σ num_rows, vocab_size]
+    on a GPU.
+
+    The rows are computed from now on and waited for where they are read; the logits stay unchanged until then.
+    """
+    from outrider.cloud_verifier.verification.device_step import DeviceStep
+
+    step = DeviceStep(logits[:, : staged.num_tokens], staged, eos_token_ids)
+    return [DeviceRows(each, step, number) for number, each in enumerate(staged.rounds)]
+
+
 def make_device_rows(
     logits: torch.Tensor, rounds: Sequence[StepRound], eos_token_ids: TokenIds, num_tokens: int
 ) -> list[DeviceRows]:
-    """Returns the rows of each round, in order, from float32 logits [Σ num_rows, vocab_size] on a GPU.
-
-    Ids at or above `num_tokens` do not exist. The rows are computed from now on and waited for where they are read; the
-    logits stay unchanged until then.
-    """
+    """Returns `make_staged_rows` of rounds that were not staged before the forward: they go up by themselves."""
     if not rounds:  # a step of chunks of prompts alone
         return []
-    from outrider.cloud_verifier.verification.device_step import DeviceStep
+    from outrider.cloud_verifier.verification.staging import Staging
 
-    step = DeviceStep(logits[:, :num_tokens], rounds, eos_token_ids)
-    return [DeviceRows(each, step, number) for number, each in enumerate(rounds)]
+    staging = Staging(logits.device)
+    staged = stage_rounds(rounds, min(num_tokens, logits.shape[1]), staging)
+    staging.start()
+    staging.send()
+    return make_staged_rows(logits, staged, eos_token_ids)
 
 
 class DeviceRows(ProcessedRows):
-    """Holds one round's rows of a step, made by `make_device_rows`."""
+    """Holds one round's rows of a step, made by `make_staged_rows`."""
 
     is_on_device = True
 

@@ -1,7 +1,8 @@
 """What methods read of a step's rows, computed on a GPU for all rows together.
 
-Its inputs go up in one copy and its results come down in one (`staging`): sums and the target's samples, the samples
-that methods may ask for besides (`foreseen`), the logits of ids that are read, log-probabilities.
+Its inputs (`StagedRounds`) go up with those of the forward, whose logits none of them depends on, and its results come
+down in one copy (`staging`): sums and the target's samples, the samples that methods may ask for besides (`foreseen`),
+the logits of ids that are read, log-probabilities.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from outrider.cloud_verifier.verification.rows import (
     penalize,
     penalties_of_round,
 )
-from outrider.cloud_verifier.verification.staging import Download, upload
+from outrider.cloud_verifier.verification.staging import Download, Staging
 from outrider.common.noise.draws import Purpose
 from outrider.common.sampling.penalties import Penalties, wire
 from outrider.common.types import TokenIds
@@ -40,20 +41,38 @@ TOKEN, TOP, LOG_SUM, ENTROPY, THRESHOLD, _LOGITS = range(6)
 _LOG_TOTAL, _RAW_LOGITS = range(2)
 
 
+class StagedRounds:
+    """Holds what the rows of a step's rounds are computed with: known before the forward, and sent with its inputs."""
+
+    def __init__(self, rounds: Sequence[StepRound], num_tokens: int, staging: Staging) -> None:
+        """Attaches it to the next step of `staging`; `num_tokens` are the ids that exist."""
+        self.rounds, self.num_tokens = rounds, num_tokens
+        self.inputs, self.samples = _StepInputs(rounds, num_tokens), SampleInputs(rounds)
+        self._penalties = [penalties_of_round(each) for each in rounds]
+        self._arrays = self.inputs.arrays, self.samples.arrays, _flat(self._penalties)
+        self._attached = staging.attach(list(chain.from_iterable(self._arrays)))
+
+    def on_device(
+        self,
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[list[PathPenalties]]]:
+        """Returns (what rows, what samples are computed with, what changes the logits), once they are sent."""
+        tensors = iter(self._attached.tensors)
+        of_rows, of_samples, of_penalties = (list(islice(tensors, len(each))) for each in self._arrays)
+        return of_rows, of_samples, _like(self._penalties, of_penalties)
+
+
 class DeviceStep:
     """Holds a step's rows: computed from the beginning on, waited for where they are read first."""
 
-    def __init__(self, raw: torch.Tensor, rounds: Sequence[StepRound], eos_token_ids: TokenIds) -> None:
-        """Takes float32 logits [Σ num_rows, num_tokens]."""
+    def __init__(self, raw: torch.Tensor, staged: StagedRounds, eos_token_ids: TokenIds) -> None:
+        """Takes float32 logits [Σ num_rows, num_tokens] of the rounds, which are on the device."""
+        rounds = staged.rounds
         ends = list(accumulate(each.num_rows for each in rounds))
         self.slices = [slice(end - each.num_rows, end) for each, end in zip(rounds, ends, strict=True)]
         self.raw = raw
-        self._inputs, self._samples = _StepInputs(rounds, raw.shape[1]), SampleInputs(rounds)
-        found = [penalties_of_round(each) for each in rounds]
-        arrays = self._inputs.arrays, self._samples.arrays, _flat(found)
-        staged = iter(upload([array for each in arrays for array in each], raw.device))
-        of_rows, of_samples, of_penalties = (list(islice(staged, len(each))) for each in arrays)
-        self.penalized = self._penalize(rounds, _like(found, of_penalties), eos_token_ids)
+        self._inputs, self._samples = staged.inputs, staged.samples
+        of_rows, of_samples, penalties = staged.on_device()
+        self.penalized = self._penalize(rounds, penalties, eos_token_ids)
         self._download = Download(self._compute(of_rows, of_samples))
 
     def _penalize(

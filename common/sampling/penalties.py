@@ -122,4 +122,5 @@ def penalize(xp: Any, scores: Any, params: SamplingParams, found: Penalties) -> 
     if params.logit_bias:  # each id is listed once
         scores[:, found.bias_ids] = scores[:, found.bias_ids] + found.biases
     if params.bad_words:
-        scores[found.banned_rows, found.banned_ids] = -math.inf
+        banned = found.banned_rows, found.banned_ids
+        scores[banned] = xp.full_like(scores[banned], -math.inf)  # CUDA waits to copy what is no array

@@ -42,6 +42,7 @@ class SyntheticBackend:
     is_reproducible = True
     quantisation = ""
     num_weight_bytes = num_kv_bytes = 0
+    staging = None
     model_id = "synthetic"
     tokenizer_fingerprint = TOKENIZER_FINGERPRINT
     eos_token_ids: tuple[int, ...] = (0,)  # which it never writes

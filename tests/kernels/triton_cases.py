@@ -12,12 +12,14 @@ import pytest
 import torch
 from support.fakes import FakeBackend
 
+from outrider.cloud_verifier.engine import finish
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
-from outrider.cloud_verifier.verification import row_kernels
+from outrider.cloud_verifier.verification import device_step, row_kernels
 from outrider.cloud_verifier.verification.device_rows import make_device_rows
 from outrider.cloud_verifier.verification.methods.base import NoiseKey
 from outrider.cloud_verifier.verification.rows import HostRows, StepRound
+from outrider.cloud_verifier.verification.staging import Staging
 from outrider.common.errors import ModelError
 from outrider.common.noise.draws import Purpose
 from outrider.common.types import (
@@ -28,6 +30,7 @@ from outrider.common.types import (
     ModelInfo,
     Opened,
     OpenRequest,
+    RoundErrorCode,
     SamplingParams,
     Support,
     Verdict,
@@ -191,6 +194,20 @@ class FakeGpu(FakeBackend):
         return torch.from_numpy(super().forward(items))
 
 
+class StagedGpu(FakeGpu):
+    """Takes what rows are computed with along with its forwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.staging = Staging(torch.device("cpu"))
+
+    def forward(self, items):
+        logits = super().forward(items)
+        self.staging.start()
+        self.staging.send()
+        return logits
+
+
 class Stopped:
     """A clock that stands still."""
 
@@ -201,14 +218,18 @@ class Stopped:
         pass
 
 
-def answers_of(backend):
-    """What an engine says to a few rounds of several methods, batched; metrics left out."""
+def make_engine(backend):
     limits = Limits(backend.max_context, 16, 1 << 20, 8, 60_000)
     model = ModelInfo(
         1, "fake", backend.fingerprint, backend.tokenizer_fingerprint, "float32", "cpu",
         backend.eos_token_ids, backend.num_tokens, limits, tuple(Method), "test",
     )  # fmt: skip
-    engine, replies, texts = Engine(backend, model, clock=Stopped()), {}, {}
+    return Engine(backend, model, clock=Stopped())
+
+
+def answers_of(backend):
+    """What an engine says to a few rounds of several methods, batched; metrics left out."""
+    engine, replies, texts = make_engine(backend), {}, {}
 
     def ask(requests):
         for name, request in requests.items():
@@ -267,11 +288,32 @@ def _logprobs(reply):
     return reply.logprobs if isinstance(reply, Verdict) else (reply.logprobs,)
 
 
-def test_an_engine_whose_logits_are_on_a_device_gives_the_same_answers():
+def test_an_engine_whose_logits_are_on_a_device_gives_the_same_answers(monkeypatch):
+    """Also where what rows are computed with went there with the forward."""
     *expected, host_numbers = answers_of(FakeBackend())
-    *got, device_numbers = answers_of(FakeGpu())
-    assert got == expected
-    np.testing.assert_allclose(device_numbers, host_numbers, atol=2e-5)
+    for backend in (FakeGpu(), StagedGpu()):
+        *got, device_numbers = answers_of(backend)
+        assert got == expected
+        np.testing.assert_allclose(device_numbers, host_numbers, atol=2e-5)
+        monkeypatch.setattr(finish, "make_device_rows", None)  # nothing goes by itself
+
+
+def test_what_cannot_be_prepared_of_one_session_ends_that_session_alone(monkeypatch):
+    right, engine, replies = device_step.penalties_of_round, make_engine(StagedGpu()), {1: [], 2: []}
+
+    def fail_for_one(each):
+        if each.sampling.seed == 2:
+            raise RuntimeError("no memory")
+        return right(each)
+
+    monkeypatch.setattr(device_step, "penalties_of_round", fail_for_one)
+    for name, answers in replies.items():
+        opening = OpenRequest(bytes([name]) * 16, (5, 6, 7), 3, SamplingParams(seed=name))
+        engine.submit(Job(opening.session_id, opening, answers.append, 0))
+    while engine.step():
+        pass
+    assert isinstance(replies[1][-1], Opened)
+    assert [reply.code for reply in replies[2]] == [RoundErrorCode.INTERNAL] and engine.num_sessions == 1
 
 
 def test_the_check_at_load_passes_right_kernels_and_tells_of_wrong_ones(monkeypatch, caplog):

@@ -58,6 +58,7 @@ class FakeBackend:
         self.eos_token_ids: tuple[int, ...] = (0,)
         self.is_reproducible, self.quantisation = True, ""
         self.num_weight_bytes, self.num_kv_bytes = 1 << 20, 1 << 22
+        self.staging = None
         self.num_forwards = 0
         self.num_query_rows = 0
         self.batches: list[list[int]] = []  # tokens fed per item, per forward

@@ -35,7 +35,8 @@ logger = logging.getLogger(__name__)
 
 
 class LayerKernels(Protocol):
-    """Declares the kernels of a layer; `outrider.kernels.plain_layers` says what they compute."""
+    """Declares the kernels of a layer, so that both modules with them are checked against it;
+    `outrider.kernels.plain_layers` says what they compute."""
 
     def add_norm(
         self,

@@ -1,8 +1,8 @@
 """The layers of a step as a CUDA graph: all their launches as one, once the same sizes have come twice.
 
 A graph has grids and addresses in it, no numbers: tokens, positions, slots and lengths are read on the device, from
-memory that stays where it is (`inputs`). So steps are padded to few numbers of rows, and there is a graph for each of
-these, for each grid of the attention, and for the addresses.
+memory that stays where it is (`verification.staging`). So steps are padded to few numbers of rows, and there is a graph
+for each of these, for each grid of the attention, and for the addresses.
 """
 
 from __future__ import annotations

@@ -89,6 +89,7 @@ class SimulatedTarget:
     is_reproducible = True
     quantisation = ""
     num_weight_bytes = num_kv_bytes = 0
+    staging = None
 
     def __init__(self, world: World, times: VerifierTimes, kv_tokens: int = 0) -> None:
         """Makes a pool of `kv_tokens`; 0 is one that is never full."""

@@ -13,6 +13,7 @@ import torch
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.transformers_backend import Decoder, PagedSequence, TransformersBackend
+from outrider.cloud_verifier.verification.staging import Staging
 from outrider.kernels.kv_pool import KVPool
 
 TEXT = [(37 * i + 11) % 300 for i in range(200)]
@@ -21,16 +22,19 @@ DECODERS = {"lean": "lean", "lean in fp8": "lean", "cuda": "cuda"}
 LENGTHS = (1, 3, 8, 9, 17, 31, 33, 70, 16)
 
 
-@pytest.fixture(params=["lean", "lean in fp8", "cuda", "generic", "gpt2"], scope="module")
+@pytest.fixture(params=["lean", "lean in fp8", "cuda", "generic", "gpt2", "staged"], scope="module")
 def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
     directory = target_of("gpt2" if request.param == "gpt2" else "qwen3")
-    return load_target(
+    backend = load_target(
         directory,
         kv_tokens=1024,
         block_size=8,
         decoder=DECODERS.get(request.param, "transformers"),
         kv_dtype="fp8" if "fp8" in request.param else "auto",
     )
+    if request.param == "staged":  # as on a device
+        backend.inputs = Staging(torch.device("cpu"))
+    return backend
 
 
 def poison(backend: TransformersBackend, block_ids: Sequence[int]) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 import torch
 
 from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPlan
 from outrider.cloud_verifier.backends.cuda import graphs
 from outrider.cloud_verifier.backends.cuda.graphs import Run, StepGraphs, graph_rows
-from outrider.cloud_verifier.backends.cuda.inputs import FixedInputs
+from outrider.cloud_verifier.verification.staging import Staging
 from outrider.kernels.kv_pool import KVPool
 
 CPU = torch.device("cpu")
@@ -35,7 +36,7 @@ class Attention:
 class Steps:
     """Doubles token ids, as layers, and counts how."""
 
-    inputs: FixedInputs = field(default_factory=lambda: FixedInputs(CPU, 64))
+    inputs: Staging = field(default_factory=lambda: Staging(CPU, 256))
     num_runs: int = 0
     num_replays: int = 0
     num_captures: int = 0
@@ -63,7 +64,7 @@ class Steps:
     def step(self, through: StepGraphs, token_ids: list[int], *fixed: int) -> list[int]:
         """Runs a step as a backend does."""
         self.inputs.start()
-        ids, positions, slots = (self.inputs.add(each) for each in (token_ids, token_ids, token_ids))
+        ids, positions, slots = (self.inputs.add(np.array(token_ids, np.int32)) for _ in range(3))
         attention = Attention(fixed or None)
         plan = ForwardPlan(
             [KVPool(POOL)], [KVPool(POOL)], slots, attention, len(token_ids), self.inputs.is_fixed
@@ -98,7 +99,7 @@ def test_other_rows_grids_and_addresses_have_graphs_of_their_own(steps: Steps, t
         for token_ids, grid in (([number, 1], 4), ([number, 1, 2], 4), ([number, 1], 8)):
             assert steps.step(through, token_ids, grid) == [2 * each for each in token_ids]
     assert steps.num_captures == steps.num_replays == through.num_graphs == 3
-    steps.inputs = FixedInputs(CPU, 64)
+    steps.inputs = Staging(CPU, 256)
     assert steps.step(through, [5, 6], 4) == [10, 12] and steps.num_replays == 3
 
 
@@ -120,9 +121,10 @@ def test_what_no_graph_is_right_for_is_run(
         steps.step(through, [1, 2, 3, 4, 5], 4)
     for length in (100, 300, 900):
         steps.inputs.start()
-        steps.inputs.add(range(length))
+        steps.inputs.add(np.arange(length))
         assert not steps.inputs.is_fixed
         plan = ForwardPlan([KVPool(POOL)], [KVPool(POOL)], POOL, Attention((4,)), 2, steps.inputs.is_fixed)
+        steps.inputs.send()
         through(POOL, POOL, plan)
     assert (steps.num_runs, steps.num_captures) == (9, 0)
 
@@ -164,32 +166,3 @@ def test_few_numbers_of_rows_are_run() -> None:
     padded = {graph_rows(num_rows) for num_rows in range(1, 513)}
     assert padded == {8, 16, 32, 64, 128, 256, 512}
     assert graph_rows(513) == 513 and graph_rows(9) == 16
-
-
-def test_inputs_keep_their_addresses_and_grow_for_the_next_step() -> None:
-    inputs = FixedInputs(CPU, 16)
-
-    def step(*lengths: int) -> list[torch.Tensor]:
-        inputs.start()
-        added = [inputs.add(range(length)) for length in lengths]
-        inputs.send()
-        assert all(each.tolist() == list(range(length)) for each, length in zip(added, lengths, strict=True))
-        return added
-
-    def addresses(*lengths: int) -> list[int]:
-        return [each.data_ptr() for each in step(*lengths)]
-
-    assert addresses(3, 5) == addresses(3, 2) and inputs.is_fixed
-    assert all(address % 16 == addresses(1)[0] % 16 for address in addresses(1, 3, 5)), "aligned"
-    step(10, 40)
-    assert not inputs.is_fixed
-    assert addresses(10, 40) == addresses(10, 40) and inputs.is_fixed
-
-
-def test_what_is_added_outside_of_a_step_is_there_at_once() -> None:
-    """Attention is planned by itself where it is checked."""
-    inputs = FixedInputs(CPU, 16)
-    inputs.start()
-    first = inputs.add([1, 2])
-    inputs.send()
-    assert inputs.add([3, 4]).tolist() == [3, 4] and first.tolist() == [1, 2]
