@@ -23,7 +23,12 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 
 def parse_kv_memory(text: str) -> int | None:
     """Returns the bytes of `--kv-memory`, None for "auto"; raises `ConfigError`."""
-    return None if text.strip().lower() == "auto" else parse_size(text, "--kv-memory")
+    if text.strip().lower() == "auto":
+        return None
+    try:
+        return parse_size(text, "--kv-memory")
+    except ConfigError as error:
+        raise ConfigError(f"{error}; or auto") from error
 
 
 def check_device_name(device: str) -> None:
