@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import inspect
 import logging
 import warnings
@@ -24,6 +25,7 @@ from outrider.cloud_verifier.backends.quantised.choice import Quantisation
 from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.common.errors import ModelError
+from outrider.common.process.extras import needs_extra
 
 logger = logging.getLogger(__name__)
 
@@ -268,14 +270,9 @@ def _load_quantised(directory: Path, config: Any, weights: Weights, quantisation
     """Returns a model whose weights transformers reads as they are quantised, or quantises one by one."""
     of_files = f"reading the {quantisation.name} weights of {directory.name}"
     what = of_files if quantisation.is_in_files else f"--quantize {quantisation.name}"
-    four_bit.import_bitsandbytes(what)
     if not quantisation.is_four_bit:
-        # Its kernels for FP8 come from Hugging Face's hub, and no CPU has any.
-        config.quantization_config = {**config.quantization_config, "dequantize": True}
-        model = _load_by_host(directory, config, weights)
-        for parameter in model.parameters():  # which transformers makes bfloat16
-            parameter.data = parameter.data.to(weights.dtype)
-        return model
+        return _load_fp8(directory, config, weights, what)
+    four_bit.import_bitsandbytes(what)
     with torch.device("meta"):
         num_bytes = four_bit.num_four_bit_bytes(
             _make_model(_unquantised(config), weights.dtype), weights.dtype
@@ -291,6 +288,19 @@ def _load_quantised(directory: Path, config: Any, weights: Weights, quantisation
     )
     four_bit.prepare(model)
     return model.eval().requires_grad_(False)
+
+
+def _load_fp8(directory: Path, config: Any, weights: Weights, what: str) -> Any:
+    """Returns a model whose matrices are read into the dtype of `weights`: transformers' kernels for FP8 come from
+    Hugging Face's hub, and no CPU has any."""
+    with needs_extra(four_bit.EXTRA, what):
+        importlib.import_module("accelerate")
+    config.quantization_config = {**config.quantization_config, "dequantize": True}
+    model = _load_by_host(directory, config, weights)
+    for parameter in model.parameters():
+        if parameter.dtype == torch.bfloat16:  # as transformers reads them
+            parameter.data = parameter.data.to(weights.dtype)
+    return model
 
 
 def _unquantised(config: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -241,9 +242,9 @@ class TransformersBackend(TargetBackend):
         """Returns the bytes of these."""
         return self.num_kv_tokens * self.facts.kv_bytes_per_token
 
-    @property
+    @cached_property
     def num_weight_bytes(self) -> int:
-        """Returns the bytes of the weights."""
+        """Returns the bytes of the weights, as they are after the first forward."""
         return self.decoder.num_weight_bytes
 
     @property

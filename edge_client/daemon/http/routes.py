@@ -122,6 +122,7 @@ class _Handlers:
                 "target_fingerprint": model.target_fingerprint,
                 "dtype": model.dtype,
                 "kv_dtype": model.kv_dtype,
+                "quantisation": model.quantisation,
                 "device": model.device,
                 "max_context": model.limits.max_context,
                 "methods": [str(method) for method in model.methods],

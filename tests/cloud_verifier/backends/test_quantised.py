@@ -182,6 +182,16 @@ def test_texts_in_batches_and_by_speculation_are_cloud_onlys(nf4: TransformersBa
 
 
 @needs_bitsandbytes
+def test_nf4_goes_with_fp8_kv_and_another_dtype(target_of: Callable[[str], Path]) -> None:
+    options = {"quantize": "nf4", "kv_dtype": "fp8", "dtype": "float32", "exact_rows": "on"}
+    backend = load(target_of("qwen3"), **options)
+    assert (backend.dtype, backend.kv_dtype, backend.quantisation) == ("float32", "fp8", "nf4")
+    prompts, samplings = [TEXT[:12], TEXT[5:30]], [SamplingParams(temperature=0.0)] * 2
+    expected = write_texts(backend, prompts, samplings, 12)
+    assert write_texts(backend, prompts, samplings, 12, expected=expected, num_together=2) == expected
+
+
+@needs_bitsandbytes
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_count_of_rows_that_sums_in_another_order_is_left_out(
     dtype: str, target_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
