@@ -4,6 +4,7 @@ import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,11 +75,18 @@ def test_a_missing_extra_is_named_in_one_line(
     assert line.endswith(says) and "Traceback" not in process.stderr and len(before) <= 1
 
 
-def test_what_bitsandbytes_would_download_by_is_hidden_while_it_is_imported_and_no_longer() -> None:
-    had = sys.modules.get("kernels")
-    with without_hub_kernels(), pytest.raises(ModuleNotFoundError):
-        importlib.import_module("kernels")
-    assert sys.modules.get("kernels") is had
+def test_bitsandbytes_downloads_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Hub:
+        @staticmethod
+        def get_kernel(name: str, **_: Any) -> None:
+            asked.append(name)
+
+    monkeypatch.setitem(sys.modules, "kernels", Hub)  # type: ignore[arg-type]
+    with without_hub_kernels(), pytest.raises(ImportError):
+        importlib.import_module("kernels")  # as bitsandbytes.backends.cpu.ops does
+    assert sys.modules["kernels"] is Hub and not asked  # type: ignore[comparison-overlap]
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_bug() -> None:

@@ -11,10 +11,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
-import logging
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -25,29 +22,11 @@ from outrider.cloud_verifier.backends.quantised.choice import Quantisation
 from outrider.common.errors import ModelError
 from outrider.common.models.memory import NF4_BYTES
 from outrider.common.process.extras import needs_extra
+from outrider.common.process.hub_kernels import without_hub_kernels
 
 EXTRA = "quant"
 # The repacked layout of a CPU's kernel takes outputs by so many.
 _PACKED_OUTPUTS = 32
-
-
-@contextmanager
-def _without_hub_kernels() -> Iterator[None]:
-    """Hides Hugging Face's package `kernels`, if it is installed: bitsandbytes downloads a kernel by it when it is
-    imported, and a verifier downloads nothing."""
-    log = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    level, missing = log.level, object()
-    before: Any = sys.modules.get("kernels", missing)
-    sys.modules["kernels"] = None  # type: ignore[assignment]
-    log.setLevel(logging.ERROR)  # it would advise to install that package
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-        if before is missing:
-            del sys.modules["kernels"]
-        else:
-            sys.modules["kernels"] = before
 
 
 def is_installed() -> bool:
@@ -58,7 +37,7 @@ def is_installed() -> bool:
 def import_bitsandbytes(what: str) -> Any:
     """Returns the module. Raises `MissingExtraError` saying that `what` needs the extra, where a package is missing,
     `ModelError` where it cannot be loaded on this machine."""
-    with needs_extra(EXTRA, what), _without_hub_kernels():
+    with needs_extra(EXTRA, what), without_hub_kernels():
         try:
             importlib.import_module("accelerate")
             return importlib.import_module("bitsandbytes")

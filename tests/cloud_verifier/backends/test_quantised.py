@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import sys
@@ -120,21 +119,6 @@ def test_sizes_that_the_cpus_kernel_cannot_take_are_left_to_the_library(tmp_path
     x = torch.randn(3, first.in_features).bfloat16()
     assert torch.allclose(first(x).float(), x.float() @ whole.float().T, atol=2e-2)
     assert backend.is_reproducible
-
-
-@needs_bitsandbytes
-def test_bitsandbytes_downloads_no_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    class Hub:
-        @staticmethod
-        def get_kernel(name: str, **_: Any) -> None:
-            asked.append(name)
-
-    monkeypatch.setitem(sys.modules, "kernels", Hub)  # type: ignore[arg-type]
-    with four_bit._without_hub_kernels(), pytest.raises(ImportError):
-        importlib.import_module("kernels")  # as bitsandbytes.backends.cpu.ops does
-    assert sys.modules["kernels"] is Hub and not asked  # type: ignore[comparison-overlap]
 
 
 def test_a_missing_package_is_an_error_that_names_the_extra(
