@@ -1,6 +1,6 @@
 """Train heads that draft for any local target.
 
-python -m outrider.training.heads medusa|hydra|eagle --target DIR --text FILES|--data DIR --out DIR --tokens 1e6
+python -m outrider.training.heads medusa|hydra|eagle|layerskip --target DIR --text FILES|--data DIR --out DIR
 """
 
 import argparse
@@ -20,14 +20,16 @@ from outrider.training.heads.directory import read_heads
 from outrider.training.heads.eagle import EagleConfig, EagleTrainer
 from outrider.training.heads.frozen import FrozenTargetConfig, FrozenTargetTrainer
 from outrider.training.heads.joint import TARGET_FOLDER, JointConfig, JointTrainer
+from outrider.training.heads.layerskip import LayerSkipConfig, LayerSkipTrainer
 from outrider.training.heads.model import KINDS, HeadsShape
 from outrider.training.heads.trainer import HeadsConfig, HeadsTrainer
 
-EAGLE = "eagle"
+EAGLE, LAYERSKIP = "eagle", "layerskip"
 TRAINERS: dict[type[FrozenTargetConfig], type[FrozenTargetTrainer]] = {
     HeadsConfig: HeadsTrainer,
     JointConfig: JointTrainer,
     EagleConfig: EagleTrainer,
+    LayerSkipConfig: LayerSkipTrainer,
 }
 
 
@@ -50,11 +52,11 @@ def train_heads(
 
 def parse_args(arguments: list[str]) -> argparse.Namespace:
     """Returns the options; exits naming what is wrong with them."""
-    default = JointConfig()
+    default, skip = JointConfig(), LayerSkipConfig()
     parser = argparse.ArgumentParser(
         prog="python -m outrider.training.heads", description="Train heads that draft for a target."
     )
-    parser.add_argument("kind", choices=[*KINDS, EAGLE])
+    parser.add_argument("kind", choices=[*KINDS, EAGLE, LAYERSKIP])
     parser.add_argument("--target", type=Path, required=True, help="Hugging Face directory with tokenizer")
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--text", type=Path, nargs="+", help="files or directories: .txt .md .py, .jsonl")
@@ -88,7 +90,18 @@ def parse_args(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--joint", action="store_true", help="train the target too, into OUT/target")
     parser.add_argument("--heads-alone", type=float, default=default.heads_alone, metavar="SHARE")
     parser.add_argument("--heads-weight", type=float, default=default.heads_weight, metavar="W")
-    parser.add_argument("--target-rates", type=float, default=default.target_rates, metavar="FACTOR")
+    parser.add_argument(
+        "--target-rates",
+        type=float,
+        metavar="FACTOR",
+        help=f"of the target that is trained too (default {default.target_rates}; layerskip: {skip.target_rates})",
+    )
+    parser.add_argument(
+        "--exit-layer", type=int, default=skip.exit_layer, metavar="N", help="layerskip: layers that draft"
+    )
+    parser.add_argument("--layer-dropout", type=float, default=skip.layer_dropout, metavar="SHARE")
+    parser.add_argument("--exit-weight", type=float, default=skip.exit_weight, metavar="W")
+    parser.add_argument("--exit-scale", type=float, default=skip.exit_scale, metavar="SCALE")
     add_run_options(parser)
     return parser.parse_args(arguments)
 
@@ -107,17 +120,23 @@ def make_config(args: argparse.Namespace) -> FrozenTargetConfig:
         rates=FrozenTargetConfig().rates.times(args.rates_scale),
         **run_options(args),
     )
+    if args.joint and args.kind not in KINDS:
+        raise ValueError("--joint: with medusa and hydra")
+    rates = {} if args.target_rates is None else {"target_rates": args.target_rates}
+    if args.kind == LAYERSKIP:
+        own = {
+            name: getattr(args, name) for name in ("exit_layer", "layer_dropout", "exit_weight", "exit_scale")
+        }
+        return LayerSkipConfig(**shared, **own, **rates)
     if args.kind == EAGLE:
-        if args.joint:
-            raise ValueError("--joint: with medusa and hydra")
         return EagleConfig(num_steps=args.steps, feature_layers=tuple(args.feature_layers), **shared)
     shape = HeadsShape(args.kind, args.num_heads, args.num_blocks)
     if args.heads is not None:
         shape = replace(read_heads(args.heads)[0].shape, kind=args.kind)
     if not args.joint:
         return HeadsConfig(shape=shape, **shared)
-    alone = {name: getattr(args, name) for name in ("heads_alone", "heads_weight", "target_rates")}
-    return JointConfig(shape=shape, **shared, **alone)
+    alone = {name: getattr(args, name) for name in ("heads_alone", "heads_weight")}
+    return JointConfig(shape=shape, **shared, **alone, **rates)
 
 
 def main() -> None:
@@ -133,5 +152,5 @@ def main() -> None:
 
     if figures := run_training("heads", args.workers, prepare):
         print(f"heads: {figures['tokens'] / 1e6:.2f} M tokens, fkl {figures['loss']:.3f}: {args.out}")
-        if args.joint:
+        if args.joint or args.kind == LAYERSKIP:
             print(f"target: fkl {figures['divergence']:.3f} from what it was: {args.out / TARGET_FOLDER}")
