@@ -7,9 +7,9 @@ from functools import cache
 from benchmarks.heads.service import Service
 from benchmarks.results_file import ROOT
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.engine.colocated import DraftSource
 from outrider.cloud_verifier.heads.loading import load_heads
 from outrider.cloud_verifier.heads.lookahead import Lookahead
+from outrider.cloud_verifier.heads.source import DraftSource
 from outrider.common.types import TokenIds
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
