@@ -1,6 +1,7 @@
 """Train heads that draft for any local target.
 
 python -m outrider.training.heads medusa|hydra|eagle|layerskip --target DIR --text FILES|--data DIR --out DIR
+python -m outrider.training.heads layers --target DIR --text FILES|--data DIR --out DIR     # `layers`
 """
 
 import argparse
@@ -24,7 +25,7 @@ from outrider.training.heads.layerskip import LayerSkipConfig, LayerSkipTrainer
 from outrider.training.heads.model import KINDS, HeadsShape
 from outrider.training.heads.trainer import HeadsConfig, HeadsTrainer
 
-EAGLE, LAYERSKIP = "eagle", "layerskip"
+EAGLE, LAYERSKIP, LAYERS = "eagle", "layerskip", "layers"
 TRAINERS: dict[type[FrozenTargetConfig], type[FrozenTargetTrainer]] = {
     HeadsConfig: HeadsTrainer,
     JointConfig: JointTrainer,
@@ -54,7 +55,9 @@ def parse_args(arguments: list[str]) -> argparse.Namespace:
     """Returns the options; exits naming what is wrong with them."""
     default, skip = JointConfig(), LayerSkipConfig()
     parser = argparse.ArgumentParser(
-        prog="python -m outrider.training.heads", description="Train heads that draft for a target."
+        prog="python -m outrider.training.heads",
+        description="Train heads that draft for a target.",
+        epilog=f"`{LAYERS} --help` is of the search for layers of a target that draft as they are.",
     )
     parser.add_argument("kind", choices=[*KINDS, EAGLE, LAYERSKIP])
     parser.add_argument("--target", type=Path, required=True, help="Hugging Face directory with tokenizer")
@@ -141,6 +144,11 @@ def make_config(args: argparse.Namespace) -> FrozenTargetConfig:
 
 def main() -> None:
     """Runs the command."""
+    if sys.argv[1:2] == [LAYERS]:
+        from outrider.training.heads.layers import main as find_layers  # with the verifier's own forwards
+
+        find_layers(sys.argv[2:])
+        return
     args = parse_args(sys.argv[1:])
 
     def prepare() -> Callable[[Group], dict[str, Any] | None]:
