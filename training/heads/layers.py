@@ -61,7 +61,7 @@ def replayed_tokens_a_round(source: EarlyExit, texts: Sequence[WrittenText], cha
     num_tokens = num_rounds = 0
     for start in range(0, len(texts), TOGETHER):
         replays = [_Replay(source, text) for text in texts[start : start + TOGETHER]]
-        while live := [each for each in replays if each.num_left > 1]:
+        while live := [each for each in replays if each.num_left]:
             source.backend.forward([each.missing() for each in live])
             nums = [min(chain, each.num_left - 1) for each in live]
             drafts = source.propose_together([each.sequence for each in live], nums)

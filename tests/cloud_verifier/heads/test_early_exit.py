@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.models import make_tiny_target
-from test_heads_text import cloud_only, make_heads, make_prompt
+from test_heads_text import NUM_NEW, KnowingHead, Truth, cloud_only, make_heads, make_prompt
 
 from benchmarks.heads.service import CLOUD_ONLY, Case, Service
 from outrider.cloud_verifier.backends.base import ForwardItem
@@ -37,7 +37,7 @@ from outrider.common.types import (
     SessionResponse,
 )
 
-NUM_LAYERS, NUM_NEW = 4, 24
+NUM_LAYERS = 4
 TEXT = [(31 * i * i + 7 * i + 1) % 400 for i in range(60)]
 
 
@@ -79,10 +79,18 @@ def make_case(seed: int, source: str, temperature: float, **fields: object) -> C
     )  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("layers", [(0, 1), (0, 2, 3), (1, 3)], ids=str)
-@pytest.mark.parametrize("method", [Method.COUPLED, Method.SPARSE])
+@pytest.mark.parametrize(
+    ("method", "layers"),
+    [
+        (Method.COUPLED, (0, 1)),
+        (Method.COUPLED, (0, 2, 3)),
+        (Method.COUPLED, (1, 3)),
+        (Method.SPARSE, (0, 2, 3)),
+    ],
+    ids=str,
+)
 def test_texts_beside_each_other_are_cloud_onlys(
-    backend: TransformersBackend, layers: tuple[int, ...], method: Method, tmp_path: Path
+    backend: TransformersBackend, method: Method, layers: tuple[int, ...], tmp_path: Path
 ) -> None:
     others = [load_head(make_heads(tmp_path / "medusa", "medusa"), backend), Lookahead(backend)]
     service = Service(backend, [exit_at(backend, layers), *others])  # type: ignore[list-item]
@@ -95,14 +103,31 @@ def test_texts_beside_each_other_are_cloud_onlys(
             make_case(seed, source, temperature, num_nodes=num_nodes, is_tree=is_tree, method=method)
             for seed, (source, num_nodes, is_tree) in enumerate(sources)
         ]
-        for case, text in zip(cases, service.write(cases, NUM_NEW), strict=True):
+        alone = [replace(case, source=CLOUD_ONLY, method=Method.COUPLED) for case in cases]
+        wanted = [text.token_ids for text in service.write(alone, NUM_NEW)]
+        for case, text, its in zip(cases, service.write(cases, NUM_NEW), wanted, strict=True):
             assert len(text.token_ids) == NUM_NEW
             if method is Method.COUPLED or temperature == 0:
-                assert text.token_ids == cloud_only(service, case), case
+                assert text.token_ids == its, case
             num_accepted += text.num_accepted if case.source == EARLY_EXIT else 0
     least = NUM_NEW if 0 in layers else 1  # the first layer is not left out with impunity
     assert num_accepted >= least, "what these layers chose was hardly ever accepted"
     assert backend.kv_usage.num_used == 0, "blocks are held of no session"
+
+
+def test_heads_beside_it_read_the_states_of_all_layers(tmp_path: Path) -> None:
+    directory = make_tiny_target(tmp_path / "target")
+    backend = load_target(directory, kv_bytes=64 << 20)
+    layers = (0, 1, 3)  # below the exit, at it, and after the final norm
+    knowing = KnowingHead(backend, Truth(directory, layers), "all", reads_all=True)
+    knowing.facts = replace(knowing.facts, feature_layers=layers)
+    backend.feature_layers = layers
+    service = Service(backend, [exit_at(backend, (0, 1)), knowing])
+    sources = [EARLY_EXIT, "all", EARLY_EXIT, "all"]
+    cases = [make_case(seed, source, 0.8, num_nodes=4, is_tree=False) for seed, source in enumerate(sources)]
+    texts = service.write(cases, NUM_NEW)
+    assert [text.token_ids for text in texts] == [cloud_only(service, case) for case in cases]
+    assert knowing.num_checked > NUM_NEW and not knowing.num_wrong
 
 
 def rows_below(backend: TransformersBackend, service: Service, case: Case) -> tuple[list[int], int]:
