@@ -340,14 +340,15 @@ class LeanDecoder(Decoder):
         """Returns the states [num_rows, hidden_size] of all rows after the entry's layers; zeros where they pad. Of the
         features of these layers only those of the rows that were run are there."""
         below, size = entry.below, entry.states.shape[1]
-        low = {layer: entry.states.new_zeros((num_rows, size)) for layer in plan.feature_layers}
-        every = low[entry.num_layers - 1] = entry.states.new_zeros((num_rows, size))
+        layers = {entry.num_layers - 1, *(each for each in plan.feature_layers if each < entry.num_layers)}
+        low = {layer: entry.states.new_zeros((num_rows, size)) for layer in layers}
+        every = low[entry.num_layers - 1]
         every[entry.known] = entry.states
         if below is not None:
             x = self._run(range(entry.num_layers), self.embed(below.token_ids), below.positions, below.plan)
             for layer, each in {**below.plan.features, entry.num_layers - 1: x}.items():
                 low[layer][entry.others] = each[: below.plan.num_rows]
-        plan.features.update(low)  # those of later layers follow
+        plan.features.update(low)
         return every
 
     def _run(
