@@ -359,11 +359,9 @@ class _Reader:
         if len(token_ids) >= self._draft_context:
             self._is_over = True
             return False
-        if isinstance(self._sequence, UsesTargetKv):
+        if isinstance(self._sequence, UsesTargetKv):  # not where more than the last token is without KV
             self._sequence.kv = self.work.session.kv
-            return (
-                self.work.session.kv_length == len(token_ids) - 1
-            )  # else more than the last token is without KV
+            return self.work.session.kv_length == len(token_ids) - 1
         if isinstance(self._sequence, ReadsFeatures):
             if not self._read_features(self._sequence):
                 return False
@@ -434,9 +432,10 @@ class _Reader:
             work.tree = Tree(draft.parents)
             if draft.supports:
                 work.supports = supports_by_row(work.tree, draft.supports)
-        if isinstance(sequence, UsesTargetKv) and draft.token_ids and sequence.states is not None:
-            assert sequence.kv is not None, "there is a draft"
-            work.known_states = KnownStates(sequence.kv, sequence.kv.length, sequence.states)
+        if draft.token_ids and isinstance(sequence, UsesTargetKv) and sequence.kv is not None:
+            states = sequence.states
+            known = None if states is None else KnownStates(sequence.kv, sequence.kv.length, states)
+            work.known_states = known
         work.total_tokens = work.num_pending
 
     @property
@@ -519,7 +518,13 @@ def _propose_together(group: Sequence[tuple[_Reader, int]], max_context: int) ->
     """Has the readers of one source draft in the same runs; returns how long all took, in ns."""
     start_ns, source = group[0][0].now_ns(), group[0][0].together
     assert source is not None, "a group has a source"
-    asked = [(reader, num) for reader, room in group if (num := reader.begin(max_context, room))]
+    asked: list[tuple[_Reader, int]] = []
+    for reader, room in group:
+        try:
+            if num_tokens := reader.begin(max_context, room):
+                asked.append((reader, num_tokens))
+        except Exception as error:
+            reader.take(error)
     drafts: Sequence[Draft | Exception]
     try:
         drafts = source.propose_together([reader.sequence for reader, _ in asked], [num for _, num in asked])

@@ -119,15 +119,16 @@ class Work:
 
     def forward_item(self, num_tokens: int, *, is_final: bool) -> ForwardItem:
         """Returns the next `num_tokens` as part of a forward; with `is_final` they are the last ones."""
-        kv, known = self.session.kv, self.known_states
+        kv, known = self.session.kv, self.known_states if is_final else None
         assert kv is not None, "active work has KV"
-        is_known = is_final and known is not None and known.kv is kv and known.length == kv.length
+        if known is not None and (known.kv is not kv or known.length != kv.length):
+            known = None
         return ForwardItem(
             kv,
             self.pending_tokens(num_tokens),
             self.num_logit_rows if is_final else 0,
             self.tree.parents if self.tree and is_final else (),
-            known.rows if is_known and known is not None else None,
+            None if known is None else known.rows,
         )
 
     def undo(self) -> None:

@@ -380,6 +380,25 @@ def test_a_draft_that_fails_ends_no_other(
     assert caplog.text.count("goes on with the target alone") == 1
 
 
+def test_a_run_that_fails_leaves_the_generations_to_the_target(
+    backend: TransformersBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = exit_at(backend, (0, 1))
+    service = Service(backend, [source])
+    cases = [make_case(seed, EARLY_EXIT, 0.8, num_nodes=4, is_tree=False) for seed in range(2)]
+    wanted = [cloud_only(service, case) for case in cases]
+    run, left = backend.run_ahead, [0] * 10
+
+    def run_ahead(*arguments: object) -> object:
+        left.pop()  # an IndexError, in the middle of the third draft
+        return run(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(backend, "run_ahead", run_ahead)
+    texts = service.write(cases, NUM_NEW)
+    assert [text.token_ids for text in texts] == wanted
+    assert not left and backend.kv_usage.num_used == 0
+
+
 def test_a_tree_that_is_asked_for_is_a_short_chain(backend: TransformersBackend) -> None:
     service = Service(backend, [exit_at(backend, (0, 1))])
     drafted: list[int] = []
