@@ -350,7 +350,7 @@ class TransformersBackend(TargetBackend):
         [tokens, vocab_size] after all of them. The KV of the tokens before each of them, in the layers given, must be
         there. See `backends.partial`.
         """
-        assert isinstance(self.decoder, SkipsLayers), "`heads.early_exit` is made for no other decoder"
+        decoder = cast(SkipsLayers, self.decoder)  # `heads.early_exit` is made for no other
         most = len(tokens) if self.row_plan is None else self.row_plan.most
         found = []
         for start in range(0, len(tokens), most):
@@ -360,7 +360,7 @@ class TransformersBackend(TargetBackend):
                 for each in part
             ]
             rows = self._pack(feeds)
-            run = self.decoder.run_some(rows, layers, self.entry_layer)
+            run = decoder.run_some(rows, layers, self.entry_layer)
             self._count(rows.plan)
             found.append([each[: len(part)] for each in run])
         states, logits = (torch.cat(each) for each in zip(*found, strict=True))

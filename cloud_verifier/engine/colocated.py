@@ -338,6 +338,7 @@ class _Reader:
         """`together` is the source, where it drafts for several sequences at once."""
         self.work, self.together = work, together
         self._sequence = sequence
+        self._on_target_kv = sequence if isinstance(sequence, UsesTargetKv) else None
         self._draft_context = draft_context
         self.now_ns = now_ns
         self._reading: Future[None] | None = None
@@ -359,8 +360,8 @@ class _Reader:
         if len(token_ids) >= self._draft_context:
             self._is_over = True
             return False
-        if isinstance(self._sequence, UsesTargetKv):  # not where more than the last token is without KV
-            self._sequence.kv = self.work.session.kv
+        if self._on_target_kv is not None:  # not where more than the last token is without KV
+            self._on_target_kv.kv = self.work.session.kv
             return self.work.session.kv_length == len(token_ids) - 1
         if isinstance(self._sequence, ReadsFeatures):
             if not self._read_features(self._sequence):
@@ -425,14 +426,14 @@ class _Reader:
         if isinstance(draft, Exception):
             self._fail(draft)
             draft = Draft((), ())
-        work, sequence = self.work, self._sequence
+        work, sequence = self.work, self._on_target_kv
         work.draft_tokens, work.draft_probs = draft.token_ids, draft.draft_probs
         work.supports, work.tree, work.known_states = draft.supports, None, None
         if not is_chain(draft.parents):
             work.tree = Tree(draft.parents)
             if draft.supports:
                 work.supports = supports_by_row(work.tree, draft.supports)
-        if draft.token_ids and isinstance(sequence, UsesTargetKv) and sequence.kv is not None:
+        if draft.token_ids and sequence is not None and sequence.kv is not None:
             states = sequence.states
             known = None if states is None else KnownStates(sequence.kv, sequence.kv.length, states)
             work.known_states = known
