@@ -5,16 +5,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from sysconfig import get_path
 from typing import Any
+
+import numpy as np
 
 from benchmarks.heads.embedded import load_prompt_ids
 from benchmarks.heads.service import Case, Service
 from benchmarks.results_file import ROOT, Found
+from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.heads.early_exit import EarlyExit
 from outrider.cloud_verifier.heads.loading import load_head
 from outrider.common.types import EARLY_EXIT, SamplingParams
+from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.results import Measure, at_least, at_most, judged
 from outrider.models import EMBEDDED
 
@@ -22,6 +27,9 @@ TRAINED = ROOT / "training" / "runs" / "layerskip"  # --out of `python -m outrid
 NUM_PROMPTS, NUM_NEW, CHAIN = 24, 96, 4
 TEMPERATURES = (0.0, 0.8)
 FIRST_LAYERS = (0, 1)
+# Of the library's modules those that no target here was trained on (training/data/heldout.py), and tokens of each.
+HELD_OUT = ("configparser", "csv", "difflib", "fractions", "heapq", "posixpath", "statistics", "textwrap")
+NUM_HELD_OUT = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,20 +58,34 @@ def run() -> Found:
     ]
     details = {"untrained": plain.details}
     if (TRAINED / "config.json").is_file():
-        trained = _trained(TRAINED)
+        backend = load_target(TRAINED / "target", num_threads=1)
+        source = load_head(TRAINED, backend)
+        assert isinstance(source, EarlyExit), f"{TRAINED} is of another kind"
+        trained = _rounds(backend, source)
         details["trained"] = trained.details
         what = f"tokens a round by early exit, trained, chains of {CHAIN}, temperature 0 (at .8: {trained.tokens[1]})"
         measures.append(judged("heads.layerskip", what, trained.tokens[0], "tokens", at_least(1.8)))
         what = f"KV rows below the exit written for tokens that had them, of {trained.num_below}"
         measures.append(judged("heads.layerskip_rows", what, trained.num_again, "rows", at_most(0)))
+        lost = _loss(backend) - _loss(embedded)
+        what = f"target's loss on held-out code after that training, minus before, nats a token ({', '.join(HELD_OUT)})"
+        measures.append(judged("heads.layerskip_loss", what, round(lost, 4), "nats", at_most(0.05)))
     return measures, details
 
 
-def _trained(directory: Path) -> Rounds:
-    backend = load_target(directory / "target", num_threads=1)
-    source = load_head(directory, backend)
-    assert isinstance(source, EarlyExit), f"{directory} is of another kind"
-    return _rounds(backend, source)
+def _loss(backend: TransformersBackend) -> float:
+    """Returns the mean cross-entropy on held-out text, in nats a token."""
+    tokenizer, losses = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json"), []
+    for name in HELD_OUT:
+        text = (Path(get_path("stdlib")) / f"{name}.py").read_text("utf-8")
+        ids = tokenizer.encode(text)[:NUM_HELD_OUT]
+        sequence = backend.new_sequence()
+        logits = np.asarray(backend.forward([ForwardItem(sequence, ids[:-1], len(ids) - 1)]))
+        backend.close(sequence)
+        highest = logits.max(axis=1)
+        sums = np.log(np.exp(logits - highest[:, None]).sum(axis=1)) + highest
+        losses.append(sums - logits[np.arange(len(ids) - 1), ids[1:]])
+    return float(np.concatenate(losses).mean())
 
 
 def _rounds(backend: TransformersBackend, source: EarlyExit) -> Rounds:

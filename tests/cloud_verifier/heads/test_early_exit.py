@@ -29,6 +29,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.types import (
     EARLY_EXIT,
     CancelRequest,
+    CloseRequest,
     GenerateRequest,
     Method,
     OpenRequest,
@@ -298,8 +299,9 @@ def test_slots_that_are_not_there_are_not_reserved(backend: TransformersBackend)
     assert backend.kv_usage.num_used == 0
 
 
-def test_a_generation_that_is_cancelled_between_draft_and_forward_leaves_nothing_behind(
-    backend: TransformersBackend,
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_generation_that_ends_between_draft_and_forward_leaves_nothing_behind(
+    backend: TransformersBackend, is_closed: bool
 ) -> None:
     service = Service(backend, [exit_at(backend, (0, 1))])
     engine, session_id, replies = service.engine, b"x" * 16, list[SessionResponse]()
@@ -319,10 +321,13 @@ def test_a_generation_that_is_cancelled_between_draft_and_forward_leaves_nothing
     (work,) = works
     assert work.known_states is not None and len(work.known_states.rows) == len(work.draft_tokens) == 5
     (session,) = engine.sessions
-    submit(CancelRequest(1))
+    submit(CloseRequest() if is_closed else CancelRequest(1))
     while engine.step() or engine.num_jobs:
         pass
     engine.check_integrity()
+    if is_closed:
+        assert backend.kv_usage.num_used == 0
+        return
     assert session.kv is not None and session.kv_length == len(prompt)
     assert session.kv.table.num_reserved == 0  # type: ignore[attr-defined]
     submit(GenerateRequest(2, opened.position, opened.hash, NUM_NEW - 1))  # type: ignore[union-attr]
