@@ -26,7 +26,7 @@ from outrider.training.heads.model import KINDS, HeadsShape
 from outrider.training.heads.trainer import HeadsConfig, HeadsTrainer
 
 EAGLE, LAYERSKIP, LAYERS = "eagle", "layerskip", "layers"
-# Tokens of a window. The embedded target, trained by layerskip in windows of 256, lost .04 nats a token on the first 512
+# Tokens of a window. The embedded target trained by layerskip in windows of 256, lost .04 nats a token on the first 512
 # of held-out files, and .19 on the second 1,024.
 LENGTH, WHOLE_LENGTH = 256, 1024
 TRAINERS: dict[type[FrozenTargetConfig], type[FrozenTargetTrainer]] = {

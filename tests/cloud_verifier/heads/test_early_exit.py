@@ -116,6 +116,16 @@ def test_texts_beside_each_other_are_cloud_onlys(
     assert backend.kv_usage.num_used == 0, "blocks are held of no session"
 
 
+def test_kv_in_fp8_gives_cloud_onlys_texts(tmp_path: Path) -> None:
+    directory = make_shallow_target(tmp_path / "target", "llama")
+    backend = load_target(directory, kv_dtype="fp8", kv_bytes=16 << 20)
+    service = Service(backend, [exit_at(backend, (0, 1, 3))])
+    cases = [make_case(seed, EARLY_EXIT, 0.8, num_nodes=4, is_tree=False) for seed in range(3)]
+    texts = service.write(cases, NUM_NEW)
+    assert [text.token_ids for text in texts] == [cloud_only(service, case) for case in cases]
+    assert sum(text.num_accepted for text in texts) > NUM_NEW // 2
+
+
 def test_heads_beside_it_read_the_states_of_all_layers(tmp_path: Path) -> None:
     directory = make_tiny_target(tmp_path / "target")
     backend = load_target(directory, kv_bytes=64 << 20)
@@ -419,7 +429,9 @@ def test_a_tree_that_is_asked_for_is_a_short_chain(backend: TransformersBackend)
 
 
 def test_a_directory_names_layers_and_has_no_weights(backend: TransformersBackend, tmp_path: Path) -> None:
-    directory = write_directory(tmp_path / "exit", layers=[0, 1, 3], target_fingerprint=backend.fingerprint)
+    directory = write_directory(
+        tmp_path / "exit", layers=[0, 1, 3], target_fingerprint=backend.facts.weights_fingerprint
+    )
     head = load_head(directory, backend)
     assert isinstance(head, EarlyExit)
     assert (head.name, head.layers, backend.entry_layer) == (EARLY_EXIT, (0, 1, 3), 2)
