@@ -430,7 +430,7 @@ def test_a_tree_that_is_asked_for_is_a_short_chain(backend: TransformersBackend)
 
 def test_a_directory_names_layers_and_has_no_weights(backend: TransformersBackend, tmp_path: Path) -> None:
     directory = write_directory(
-        tmp_path / "exit", layers=[0, 1, 3], target_fingerprint=backend.facts.weights_fingerprint
+        tmp_path / "exit", layers=[0, 1, 3], target_fingerprint=backend.facts.files_fingerprint
     )
     head = load_head(directory, backend)
     assert isinstance(head, EarlyExit)
