@@ -84,8 +84,8 @@ class ServeConfig:
     )
     heads: tuple[str, ...] = option(
         (),
-        "directory of heads trained for this target (Medusa, Hydra, EAGLE), as draft sources of co-located "
-        "generation; may be repeated",
+        "directory of heads trained for this target (Medusa, Hydra, EAGLE), or of its own layers that draft (early "
+        "exit), as draft sources of co-located generation; may be repeated",
         metavar="DIR",
     )
     lookahead: bool = option(

@@ -16,6 +16,7 @@ PROTOCOL_VERSION = 1  # of the messages; sides with different versions refuse ea
 TokenIds = tuple[int, ...]
 
 DRAFT_SOURCE = "draft"  # names a draft model among what may draft
+EARLY_EXIT = "early_exit"  # names drafting by some of the target's own layers
 LOOKAHEAD = "lookahead"  # names lookahead decoding
 
 

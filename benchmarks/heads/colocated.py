@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.heads.embedded import load_prompt_ids, make_service
 from benchmarks.heads.service import CLOUD_ONLY, Case
 from benchmarks.results_file import Found
-from outrider.common.types import SamplingParams
+from outrider.common.types import EARLY_EXIT, SamplingParams
 from outrider.experiments.shared.results import Measure
 
 NUM_PROMPTS, NUM_NEW = 8, 96
@@ -28,7 +28,12 @@ def run() -> Found:
     ways |= {
         f"{source}, tree of {size}": {"source": source, "num_nodes": size}
         for source in heads
+        if source != EARLY_EXIT
         for size in (4, 16)
+    }
+    ways |= {
+        f"{EARLY_EXIT}, chain of {size}": {"source": EARLY_EXIT, "num_nodes": size, "is_tree": False}
+        for size in (2, CHAIN)
     }
     seconds: dict[str, float] = defaultdict(float)
     for turn, prompt in enumerate(prompts):

@@ -43,6 +43,7 @@ def run() -> Found:
     """Returns the measures."""
     backend = load_target(EMBEDDED / "target", num_threads=1)
     head = load_head(EMBEDDED / "heads" / "medusa", backend)
+    assert isinstance(head, Head), "Medusa's heads have weights"
     gains = {}
     with OnnxDraftModel.open(EMBEDDED / "draft") as draft:
         for temperature in (0.0, 0.8):

@@ -7,7 +7,8 @@ from typing import Any
 from benchmarks.heads.embedded import load_prompt_ids, make_service
 from benchmarks.heads.service import NUM_NODES, Case
 from benchmarks.results_file import Found
-from outrider.common.types import SamplingParams
+from outrider.cloud_verifier.heads.early_exit import DEFAULT_CHAIN
+from outrider.common.types import EARLY_EXIT, SamplingParams
 from outrider.experiments.shared.results import Measure, at_least, judged
 
 NUM_PROMPTS, NUM_NEW = 24, 96
@@ -37,7 +38,8 @@ def run() -> Found:
     measures = []
     for source in service.drafter.sources:
         greedy, sampled = (details[f"{source}, T={each}"] for each in ("0", "0.8"))
-        what = f"tokens a round by {source}, {NUM_NODES} nodes, temperature 0 (at .8: {sampled})"
+        shape = f"chains of {DEFAULT_CHAIN}" if source == EARLY_EXIT else f"{NUM_NODES} nodes"
+        what = f"tokens a round by {source}, {shape}, temperature 0 (at .8: {sampled})"
         if source in TARGETS:
             measures.append(judged(f"heads.{source}", what, greedy, "tokens", at_least(TARGETS[source])))
         else:

@@ -9,9 +9,10 @@ from typing import Any
 
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.config import QueueLimits, ServeConfig
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, DraftSource
+from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
+from outrider.cloud_verifier.heads.source import DraftSource
 from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.common.types import (
     CloseRequest,

@@ -113,6 +113,28 @@ class ForwardPlan:
     rules_seen: dict[int, AttentionRule] = field(default_factory=dict)
     feature_layers: tuple[int, ...] = ()  # whose states are kept (`TransformersBackend.feature_layers`)
     features: dict[int, torch.Tensor] = field(default_factory=dict)  # kept, each [rows, hidden_size]
+    entry: Entry | None = None  # of rows that enter above the first layers
+
+
+@dataclass(slots=True)
+class PackedRows:
+    """Holds rows of a decoder's run: token ids and positions, int64 [num_rows], and their plan."""
+
+    token_ids: torch.Tensor
+    positions: torch.Tensor
+    plan: ForwardPlan
+
+
+@dataclass(slots=True)
+class Entry:
+    """Holds a forward's rows by where they enter: those whose states after the first layers are known, and those that
+    run through these layers first."""
+
+    num_layers: int  # the first ones
+    known: torch.Tensor  # [n] int64: rows of the forward
+    states: torch.Tensor  # [n, hidden_size], after these layers
+    others: torch.Tensor  # [m] int64: rows of the forward
+    below: PackedRows | None  # of the others, in their order; None where there is none
 
 
 def paged_attention(

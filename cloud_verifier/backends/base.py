@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,13 +47,16 @@ class ForwardItem:
 
     `token_ids` follow the sequence's `length` tokens; the logits after the last `num_logit_rows` of them are
     returned (0: a prefill chunk whose logits are not needed). With `parents` the last tokens are a tree
-    (`outrider.common.tree`): each follows those on its path alone, at the position that it has on it.
+    (`outrider.common.tree`): each follows those on its path alone, at the position that it has on it. With `states`, a
+    tensor [n, hidden_size], and no tree the first n tokens enter above the first layers, which they were run through
+    before (`backends.partial`).
     """
 
     sequence: KVSequence
     token_ids: Sequence[int]
     num_logit_rows: int
     parents: Sequence[int] = ()
+    states: Any = None
 
 
 class TargetBackend(Protocol):

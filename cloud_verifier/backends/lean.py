@@ -9,7 +9,7 @@ once for oneDNN.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -17,7 +17,14 @@ from typing import Generic, TypeVar
 import torch
 from torch.nn.functional import gelu, linear, silu
 
-from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPlan, attend, write
+from outrider.cloud_verifier.backends.attention import (
+    AttentionRule,
+    Entry,
+    ForwardPlan,
+    PackedRows,
+    attend,
+    write,
+)
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind
 from outrider.cloud_verifier.backends.products.ways import Linear
@@ -310,9 +317,47 @@ class LeanDecoder(Decoder):
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
         """Returns logits [rows, vocab_size]; token ids and positions are int64 [num_rows]."""
-        x = self.embed(token_ids)  # [num_rows, hidden_size]
+        first, x = 0, None
+        if plan.entry is not None:
+            first, x = plan.entry.num_layers, self._enter(plan.entry, plan, token_ids.shape[0])
+        layers = range(first, len(self._layers))
+        x = self._run(layers, self.embed(token_ids) if x is None else x, positions, plan)
+        if len(self._layers) in plan.feature_layers:
+            plan.features[len(self._layers)] = self._norm(x)
+        if rows is not None:
+            x = x[rows]
+        return self.score(self._norm(x))
+
+    def run_some(
+        self, rows: PackedRows, layers: Sequence[int], num_first: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `SkipsLayers.run_some`."""
+        states = self._run(layers[:num_first], self.embed(rows.token_ids), rows.positions, rows.plan)
+        x = self._run(layers[num_first:], states, rows.positions, rows.plan)
+        return states, self.score(self._norm(x))
+
+    def _enter(self, entry: Entry, plan: ForwardPlan, num_rows: int) -> torch.Tensor:
+        """Returns the states [num_rows, hidden_size] of all rows after the entry's layers; zeros where they pad. Of the
+        features of these layers only those of the rows that were run are there."""
+        below, size = entry.below, entry.states.shape[1]
+        layers = {entry.num_layers - 1, *(each for each in plan.feature_layers if each < entry.num_layers)}
+        low = {layer: entry.states.new_zeros((num_rows, size)) for layer in layers}
+        every = low[entry.num_layers - 1]
+        every[entry.known] = entry.states
+        if below is not None:
+            x = self._run(range(entry.num_layers), self.embed(below.token_ids), below.positions, below.plan)
+            for layer, each in {**below.plan.features, entry.num_layers - 1: x}.items():
+                low[layer][entry.others] = each[: below.plan.num_rows]
+        plan.features.update(low)
+        return every
+
+    def _run(
+        self, layers: Sequence[int], x: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan
+    ) -> torch.Tensor:
+        """Returns the states [num_rows, hidden_size] of rows after some layers, and keeps the features of these."""
         cos, signed_sin = self._rotations(positions, x.dtype)
-        for index, layer in enumerate(self._layers):
+        for index in layers:
+            layer = self._layers[index]
             attended = self._attention(layer, index, layer.input_norm(x), cos, signed_sin, plan)
             x = x + (attended if layer.attention_norm is None else layer.attention_norm(attended))
             gate, up = layer.gate_up(layer.mlp_norm(x)).chunk(2, dim=-1)
@@ -320,11 +365,7 @@ class LeanDecoder(Decoder):
             x = x + (added if layer.down_norm is None else layer.down_norm(added))
             if index in plan.feature_layers:
                 plan.features[index] = x
-        if len(self._layers) in plan.feature_layers:
-            plan.features[len(self._layers)] = self._norm(x)
-        if rows is not None:
-            x = x[rows]
-        return self.score(self._norm(x))
+        return x
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         x = self._embedding[token_ids]

@@ -11,11 +11,18 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 
-from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, ForwardPlan
+from outrider.cloud_verifier.backends.attention import (
+    AttentionPlanner,
+    AttentionRule,
+    Entry,
+    ForwardPlan,
+    PackedRows,
+)
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
 from outrider.cloud_verifier.backends.cuda.graphs import graph_rows
 from outrider.cloud_verifier.backends.cuda.pool_changes import PoolChanges
 from outrider.cloud_verifier.backends.packing import PackedSequence, row_positions
+from outrider.cloud_verifier.backends.partial import AheadToken, SkipsLayers, entry_of
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPlan, padded_rows
 from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
@@ -79,6 +86,13 @@ class Feed:
     token_ids: Sequence[int]
     num_logit_rows: int
     tree: Tree | None = None  # the last tokens, where they are one
+    states: torch.Tensor | None = None  # of the first tokens, where they enter above the first layers
+
+    @property
+    def below(self) -> Feed:
+        """Returns those of its tokens that run through the first layers too."""
+        num_known = 0 if self.states is None else len(self.states)
+        return Feed(self.table, self.past + num_known, self.token_ids[num_known:], 0, self.tree)
 
     @property
     def positions(self) -> list[int]:
@@ -114,7 +128,8 @@ def split_feeds(feeds: Sequence[Feed], most: int) -> Iterator[list[Feed]]:
             if part:
                 num_logit_rows = min(count, max(0, feed.num_logit_rows - num_left))
                 tree = None if num_left else feed.tree
-                passed.append(Feed(feed.table, feed.past + start, part, num_logit_rows, tree))
+                states = None if feed.states is None else feed.states[start : start + count]
+                passed.append(Feed(feed.table, feed.past + start, part, num_logit_rows, tree, states))
             start += count
             room -= count
             if room == 0 or not part:
@@ -181,6 +196,8 @@ class TransformersBackend(TargetBackend):
         self.eos_token_ids = facts.eos_token_ids
         self.num_forwards = 0
         self.num_query_rows = 0
+        self.num_kv_rows = [0] * facts.num_layers  # written so far, by layer: the same, and tokens run ahead
+        self.entry_layer = 0  # where rows enter whose states are known
         self.has_device_logits = False  # `forward` returns a tensor, left where it was computed
         self.has_paged_kernel = False  # attention is our own kernel's (CUDA)
         self.row_plan: RowPlan | None = None  # counts with which products are run; None: any
@@ -304,6 +321,51 @@ class TransformersBackend(TargetBackend):
     def check_integrity(self) -> None:
         self.blocks.check_integrity()
 
+    # ------------------------------------------------------------------------------ ahead of a forward
+
+    def reserve(self, sequence: KVSequence, num_tokens: int) -> bool:
+        """Holds the slots of the next `num_tokens` tokens of a sequence until it is fed, truncated or closed; returns
+        whether there were blocks for them."""
+        table = _table(sequence)
+        if self.blocks.num_blocks_needed(table, num_tokens) > self.blocks.num_free:
+            return False
+        num_blocks = len(table.block_ids)
+        self._changes.copy(self.blocks.reserve(table, num_tokens))
+        self._changes.clear(table.block_ids[num_blocks:])
+        self._changes.stage(self._tensor)
+        self._changes.make(self._pools)
+        return True
+
+    def release_reserved(self, sequence: KVSequence) -> None:
+        """Gives back what is reserved of a sequence; does nothing for one that is closed."""
+        self.blocks.release_reserved(_table(sequence))
+
+    @torch.inference_mode()
+    def run_ahead(
+        self, tokens: Sequence[AheadToken], layers: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Runs tokens of different sequences through some layers, and writes their KV to reserved slots.
+
+        Returns the states [tokens, hidden_size] after those of the layers that are below `entry_layer`, and logits
+        [tokens, vocab_size] after all of them. The KV of the tokens before each of them, in the layers given, must be
+        there. See `backends.partial`.
+        """
+        decoder = cast(SkipsLayers, self.decoder)  # `heads.early_exit` is made for no other
+        most = len(tokens) if self.row_plan is None else self.row_plan.most
+        found = []
+        for start in range(0, len(tokens), most):
+            part = tokens[start : start + most]
+            feeds = [
+                Feed(_table(each.sequence), each.sequence.length + each.offset, [each.token_id], 1)
+                for each in part
+            ]
+            rows = self._pack(feeds)
+            run = decoder.run_some(rows, layers, self.entry_layer)
+            self._count(rows.plan)
+            found.append([each[: len(part)] for each in run])
+        states, logits = (torch.cat(each) for each in zip(*found, strict=True))
+        return states, logits.float()
+
     # ------------------------------------------------------------------------------ forward
 
     @torch.inference_mode()
@@ -328,6 +390,9 @@ class TransformersBackend(TargetBackend):
             assert 0 <= item.num_logit_rows <= num_fed, "more logit rows than tokens fed"
             assert table.length + num_fed <= self.max_context, "past the context limit"
             assert len(item.parents) <= min(num_fed, self.max_tree_nodes), "too large a tree"
+            assert item.states is None or (len(item.states) < num_fed and is_chain(item.parents)), (
+                "strange states"
+            )
             num_needed += self.blocks.num_blocks_needed(table, num_fed)
         assert items, "an empty forward"
         assert len(items) == 1 or len({id(item.sequence) for item in items}) == len(items), "a sequence twice"
@@ -353,7 +418,14 @@ class TransformersBackend(TargetBackend):
 
     def _run(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> Logits:
         feeds = [
-            Feed(_table(item.sequence), length, item.token_ids, item.num_logit_rows, _tree(item.parents))
+            Feed(
+                _table(item.sequence),
+                length,
+                item.token_ids,
+                item.num_logit_rows,
+                _tree(item.parents),
+                item.states,
+            )
             for item, length in zip(items, lengths, strict=True)
         ]
         parts = [feeds] if self.row_plan is None else split_feeds(feeds, self.row_plan.most)
@@ -394,6 +466,7 @@ class TransformersBackend(TargetBackend):
         packed = self._integers(token_ids), self._integers(positions)
         plan = self._plan(feeds, num_packed if self.decoder.writes_padding else num_fed)
         selected = None if is_every_row else self._integers(rows)
+        plan.entry = self._entry(feeds)
         return Pass(*packed, selected, plan, num_rows, num_fed)
 
     def _pass(self, prepared: Pass) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
@@ -401,9 +474,35 @@ class TransformersBackend(TargetBackend):
         plan = prepared.plan
         logits = self.decoder(prepared.token_ids, prepared.positions, prepared.rows, plan)
         self.rules_seen = plan.rules_seen
+        self._count(plan)
         # Copies: a graph leaves those of the next pass in the same memory.
         features = {layer: plan.features[layer][: prepared.num_fed].clone() for layer in self.feature_layers}
         return logits[: prepared.num_rows].float(), features
+
+    def _entry(self, feeds: Sequence[Feed]) -> Entry | None:
+        """Returns how the rows of a pass enter; None where all begin with the first layer."""
+        states = [feed.states for feed in feeds]
+        if all(each is None for each in states):
+            return None
+        below = [feed.below for feed in feeds if len(feed.below.token_ids)]
+        packed = self._pack(below) if below else None
+        return entry_of([len(feed.token_ids) for feed in feeds], states, self.entry_layer, packed)
+
+    def _pack(self, feeds: Sequence[Feed]) -> PackedRows:
+        """Returns the rows of a run of some layers. For decoders that write no padding."""
+        token_ids = [token_id for feed in feeds for token_id in feed.token_ids]
+        positions = [position for feed in feeds for position in feed.positions]
+        plan, num_padding = self._plan(feeds, len(token_ids)), self._fit(len(token_ids)) - len(token_ids)
+        token_ids += [0] * num_padding
+        positions += range(num_padding)
+        return PackedRows(self._tensor(token_ids), self._tensor(positions), plan)
+
+    def _count(self, plan: ForwardPlan) -> None:
+        """Counts the KV that a run wrote, by layer."""
+        for layer in plan.rules_seen:
+            self.num_kv_rows[layer] += plan.num_rows
+        if plan.entry is not None and plan.entry.below is not None:
+            self._count(plan.entry.below.plan)
 
     def _fit(self, num_rows: int, *, is_head: bool = False) -> int:
         """Returns the rows with which products of `num_rows` rows are run: here alone a step is padded."""

@@ -16,13 +16,21 @@ from concurrent.futures import Executor, Future
 from contextlib import AbstractContextManager
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.threads import start_pool
-from outrider.cloud_verifier.engine.work import Work
+from outrider.cloud_verifier.engine.work import KnownStates, Work
 from outrider.cloud_verifier.heads.features import FeatureLog
+from outrider.cloud_verifier.heads.source import (
+    DraftSource,
+    DraftsTogether,
+    ReadsChoices,
+    ReadsFeatures,
+    TellsFeatures,
+    UsesTargetKv,
+)
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError
 from outrider.common.methods import num_support
@@ -122,40 +130,6 @@ def load_draft(
     return draft
 
 
-@runtime_checkable
-class ReadsFeatures(Protocol):
-    """Is a draft sequence that continues from the target's states."""
-
-    reads_all: bool  # of every token, not of the last alone
-
-    def read(self, features: FeatureLog) -> None:
-        """Takes the features up to the last token but one. The last one's `commit` follows."""
-
-
-@runtime_checkable
-class ReadsChoices(Protocol):
-    """Is a draft sequence that continues from what the target chose after each drafted token, accepted or not."""
-
-    def read_choices(self, choices: Sequence[int]) -> None:
-        """Takes the target's tokens after the last tree: after its root, then after each node. `commit` follows."""
-
-
-class DraftSource(DraftModel, Protocol):
-    """Is what may draft beside the verifier's draft model."""
-
-    name: str  # what an opening asks for (`draft_source`)
-
-
-@runtime_checkable
-class TellsFeatures(Protocol):
-    """Is a source that reads the target's states: a trained head."""
-
-    reads_all: bool  # features of every token, not of the last alone
-
-    def last_features(self, rows: slice) -> Any:
-        """Returns the features of some tokens of the target's last forward, a tensor [tokens, size]."""
-
-
 class CoLocatedDrafter:
     """Makes drafts for running co-located generations. Called by the engine only.
 
@@ -225,10 +199,8 @@ class CoLocatedDrafter:
             with isolate(work.job):
                 if (reader := self._reader(work)).is_ready(self._pool):
                     ready.append(reader)
-        is_slow = self._fastest_ns is not None and self._fastest_ns >= POOL_FROM_NS
-        propose = self._pool.map if is_slow and len(ready) > 1 else map
         rooms = self._rooms(ready, budget_s)
-        durations_ns = list(propose(_Reader.propose, ready, [max_context] * len(ready), rooms))
+        durations_ns = self._propose(ready, max_context, rooms)
         draft_ns = self._now_ns() - start_ns
         for reader, duration_ns in zip(ready, durations_ns, strict=True):
             reader.work.draft_ns = draft_ns
@@ -269,6 +241,24 @@ class CoLocatedDrafter:
         for reader in self._readers.values():
             reader.check_integrity()
 
+    def _propose(self, readers: Sequence[_Reader], max_context: int, rooms: Sequence[int]) -> list[int]:
+        """Has readers draft so many tokens at most; returns how long each took, in ns."""
+        pairs = list(zip(readers, rooms, strict=True))
+        together: dict[int, list[tuple[_Reader, int]]] = {}
+        for pair in pairs:
+            if pair[0].together is not None:
+                together.setdefault(id(pair[0].together), []).append(pair)
+        durations: dict[int, int] = {}  # by reader
+        for group in together.values():
+            duration_ns = _propose_together(group, max_context)
+            durations |= {id(reader): duration_ns // len(group) for reader, _ in group}
+        alone = [pair for pair in pairs if id(pair[0]) not in durations]
+        is_slow = self._fastest_ns is not None and self._fastest_ns >= POOL_FROM_NS
+        propose = self._pool.map if is_slow and len(alone) > 1 else map
+        took = propose(lambda pair: pair[0].propose(max_context, pair[1]), alone)
+        durations |= {id(reader): duration_ns for (reader, _), duration_ns in zip(alone, took, strict=True)}
+        return [durations[id(reader)] for reader in readers]
+
     def _reader(self, work: Work) -> _Reader:
         reader = self._readers.get(id(work))
         if reader is None:
@@ -280,7 +270,8 @@ class CoLocatedDrafter:
                 num_prompt_tokens=opening.num_prompt_tokens,
                 num_support=num_support(opening.method),
             )
-            reader = _Reader(work, sequence, model.max_context, self._now_ns)
+            together = model if isinstance(model, DraftsTogether) else None
+            reader = _Reader(work, sequence, model.max_context, self._now_ns, together)
             self._readers[id(work)] = reader
         return reader
 
@@ -337,12 +328,19 @@ class _Reader:
     """Keeps the draft's sequence of one generation in step with the generation."""
 
     def __init__(
-        self, work: Work, sequence: DraftSequence, draft_context: int, now_ns: Callable[[], int]
+        self,
+        work: Work,
+        sequence: DraftSequence,
+        draft_context: int,
+        now_ns: Callable[[], int],
+        together: DraftsTogether | None = None,
     ) -> None:
-        self.work = work
+        """`together` is the source, where it drafts for several sequences at once."""
+        self.work, self.together = work, together
         self._sequence = sequence
+        self._on_target_kv = sequence if isinstance(sequence, UsesTargetKv) else None
         self._draft_context = draft_context
-        self._now_ns = now_ns
+        self.now_ns = now_ns
         self._reading: Future[None] | None = None
         self._is_over = False  # closed, failed, or past the draft's context
         self._is_closed = False
@@ -362,6 +360,9 @@ class _Reader:
         if len(token_ids) >= self._draft_context:
             self._is_over = True
             return False
+        if self._on_target_kv is not None:  # not where more than the last token is without KV
+            self._on_target_kv.kv = self.work.session.kv
+            return self.work.session.kv_length == len(token_ids) - 1
         if isinstance(self._sequence, ReadsFeatures):
             if not self._read_features(self._sequence):
                 return False
@@ -395,29 +396,65 @@ class _Reader:
 
         Returns how long it took, in ns.
         """
-        start_ns = self._now_ns()
-        work, request = self.work, self.work.request
-        assert isinstance(request, GenerateRequest), "only generations are drafted for here"
-        token_ids = work.session.chain.token_ids
-        longest = request.max_new_tokens - work.num_generated - 1  # path of tokens that may still be wanted
-        num_draft_tokens = min(room, max_context - len(token_ids) - 1)
-        if min(num_draft_tokens, longest) <= 0:
+        start_ns = self.now_ns()
+        num_tokens, longest = self._bounds(max_context, room)
+        if min(num_tokens, longest) <= 0:
             return 0
         try:
-            new_ids = token_ids[self._sequence.position :]
-            self._sequence.commit(new_ids)
-            draft = self._draft(num_draft_tokens, longest, new_ids)
-        except Exception:
-            self._fail()
+            new_ids = self._commit()
+            draft: Draft | Exception = self._draft(num_tokens, longest, new_ids)
+        except Exception as error:
+            draft = error
+        self.take(draft)
+        return self.now_ns() - start_ns
+
+    def begin(self, max_context: int, room: int) -> int:
+        """Commits what is new, for a chain that is drafted together with others; returns of how many tokens, 0 for
+        none."""
+        request, together = self.work.request, self.together
+        assert isinstance(request, GenerateRequest) and together is not None, "it is drafted for together"
+        num_tokens = min(self._bounds(max_context, room))
+        if request.is_tree:
+            num_tokens = min(num_tokens, together.longest_for_tree)
+        if num_tokens <= 0:
+            return 0
+        self._commit()
+        return num_tokens
+
+    def take(self, draft: Draft | Exception) -> None:
+        """Gives the work a draft; none where drafting failed."""
+        if isinstance(draft, Exception):
+            self._fail(draft)
             draft = Draft((), ())
+        work, sequence = self.work, self._on_target_kv
         work.draft_tokens, work.draft_probs = draft.token_ids, draft.draft_probs
-        work.supports, work.tree = draft.supports, None
+        work.supports, work.tree, work.known_states = draft.supports, None, None
         if not is_chain(draft.parents):
             work.tree = Tree(draft.parents)
             if draft.supports:
                 work.supports = supports_by_row(work.tree, draft.supports)
+        if draft.token_ids and sequence is not None and sequence.kv is not None:
+            states = sequence.states
+            known = None if states is None else KnownStates(sequence.kv, sequence.kv.length, states)
+            work.known_states = known
         work.total_tokens = work.num_pending
-        return self._now_ns() - start_ns
+
+    @property
+    def sequence(self) -> DraftSequence:
+        """Returns the draft's sequence."""
+        return self._sequence
+
+    def _bounds(self, max_context: int, room: int) -> tuple[int, int]:
+        """Returns how many tokens may be drafted, and how many of them may follow one another."""
+        work, request = self.work, self.work.request
+        assert isinstance(request, GenerateRequest), "only generations are drafted for here"
+        longest = request.max_new_tokens - work.num_generated - 1  # path of tokens that may still be wanted
+        return min(room, max_context - work.session.chain.position - 1), longest
+
+    def _commit(self) -> list[int]:
+        new_ids = self.work.session.chain.token_ids[self._sequence.position :]
+        self._sequence.commit(new_ids)
+        return new_ids
 
     def _draft(self, num_tokens: int, longest: int, new_ids: Sequence[int]) -> Draft:
         """Returns a chain, or a tree where the request wants one and the draft can, whose paths have `longest` tokens
@@ -470,12 +507,33 @@ class _Reader:
                     return
                 self._sequence.commit(token_ids[start : start + READ_CHUNK])
                 self._sequence.propose(1)
-        except Exception:
-            self._fail()
+        except Exception as error:
+            self._fail(error)
 
-    def _fail(self) -> None:
+    def _fail(self, error: Exception) -> None:
         self._is_over = True
-        log.exception("the draft failed: this generation goes on with the target alone")
+        log.error("the draft failed: this generation goes on with the target alone", exc_info=error)
+
+
+def _propose_together(group: Sequence[tuple[_Reader, int]], max_context: int) -> int:
+    """Has the readers of one source draft in the same runs; returns how long all took, in ns."""
+    start_ns, source = group[0][0].now_ns(), group[0][0].together
+    assert source is not None, "a group has a source"
+    asked: list[tuple[_Reader, int]] = []
+    for reader, room in group:
+        try:
+            if num_tokens := reader.begin(max_context, room):
+                asked.append((reader, num_tokens))
+        except Exception as error:
+            reader.take(error)
+    drafts: Sequence[Draft | Exception]
+    try:
+        drafts = source.propose_together([reader.sequence for reader, _ in asked], [num for _, num in asked])
+    except Exception as error:
+        drafts = [error] * len(asked)
+    for (reader, _), draft in zip(asked, drafts, strict=True):
+        reader.take(draft)
+    return group[0][0].now_ns() - start_ns
 
 
 def _is_co_located(work: Work) -> bool:

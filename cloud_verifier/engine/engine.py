@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, TargetBackend
+from outrider.cloud_verifier.backends.base import KVExhausted, TargetBackend
 from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.admission import Admission
 from outrider.cloud_verifier.engine.backlog import Backlog
@@ -366,13 +366,8 @@ class Engine:
             work.start_ns = work.start_ns or start_ns
             if share.is_final:
                 ending.append(work)
-            assert work.session.kv is not None, "active work has KV"
-            num_rows = work.num_logit_rows if share.is_final else 0
             batch.num_attended += share.num_tokens * (work.num_positions + share.num_tokens // 2)
-            parents = work.tree.parents if work.tree and share.is_final else ()
-            items.append(
-                ForwardItem(work.session.kv, work.pending_tokens(share.num_tokens), num_rows, parents)
-            )
+            items.append(work.forward_item(share.num_tokens, is_final=share.is_final))
         prepared = self._finisher.prepare_rows(ending, self.backend.staging)
         batch.forward_start_ns = start_ns
         logits = self.backend.forward(items)

@@ -278,6 +278,7 @@ class RoundFinisher:
         )
         work.start_ns, work.forward_ns, work.draft_ns = 0, 0, 0
         work.draft_tokens, work.draft_probs, work.supports, work.tree = (), (), (), None
+        work.known_states = None
         return is_last
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from outrider.cloud_verifier.backends.base import ForwardItem, KVSequence
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.session import Session
 from outrider.cloud_verifier.verification.methods.base import Outcome
@@ -19,6 +21,15 @@ from outrider.common.types import (
 )
 
 CATCH_UP_TOKENS = 64  # a round may have to feed so many besides its draft and still be an ordinary one
+
+
+@dataclass(frozen=True, slots=True)
+class KnownStates:
+    """Holds the states (`ForwardItem.states`) that a draft computed of the tokens after the first `length` of `kv`."""
+
+    kv: KVSequence
+    length: int
+    rows: Any
 
 
 @dataclass(slots=True, eq=False)
@@ -37,6 +48,7 @@ class Work:
     draft_probs: tuple[float, ...] = ()  # q of each draft token, or empty
     supports: tuple[Support, ...] = ()  # the draft's distribution at each row before a draft token, or empty
     tree: Tree | None = None  # that the draft tokens are, where they are no chain
+    known_states: KnownStates | None = None  # where its draft source computed them
     sent_nodes: Sequence[int] = ()  # of a tree: their indices in the request
     confirmed_node: TokenIds = ()  # of a tree: the index of such a first one
     wants_choices: bool = False  # its draft source reads them
@@ -104,6 +116,20 @@ class Work:
         """Returns the next `num_tokens` to feed."""
         without_kv = self.session.chain.token_ids[self.session.kv_length :]
         return [*without_kv, *self.draft_tokens][:num_tokens]
+
+    def forward_item(self, num_tokens: int, *, is_final: bool) -> ForwardItem:
+        """Returns the next `num_tokens` as part of a forward; with `is_final` they are the last ones."""
+        kv, known = self.session.kv, self.known_states if is_final else None
+        assert kv is not None, "active work has KV"
+        if known is not None and (known.kv is not kv or known.length != kv.length):
+            known = None
+        return ForwardItem(
+            kv,
+            self.pending_tokens(num_tokens),
+            self.num_logit_rows if is_final else 0,
+            self.tree.parents if self.tree and is_final else (),
+            None if known is None else known.rows,
+        )
 
     def undo(self) -> None:
         """Restores the sequence that was before this round: a failed round changes nothing."""

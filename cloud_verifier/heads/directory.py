@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from outrider.common.errors import ModelError
 from outrider.common.models.fingerprint import directory_fingerprint
+from outrider.common.types import EARLY_EXIT
 
 _WEIGHTS = ("model.safetensors", "medusa_lm_head.safetensors")
 _PICKLED = ("medusa_lm_head.pt", "pytorch_model.bin")
@@ -21,13 +22,24 @@ MAX_COUNT = 64  # of heads and of their blocks
 class HeadDirectory:
     """Holds what one directory has. What is wrong with it is a `ModelError` that names `--heads` and the directory."""
 
+    _left: dict[str, Tensor]
+
     def __init__(self, path: Path) -> None:
         """Raises `ModelError` for a file that is missing, cannot be read or is pickled."""
         self.path = path
         self.config = self._read_config()
-        self._weights = self._find_weights()
-        self._left = self._read_tensors()
-        self.fingerprint = directory_fingerprint([path / "config.json", self._weights])
+        if self.kind == EARLY_EXIT:  # which has no weights
+            self._left = {}
+            self.fingerprint = directory_fingerprint([path / "config.json"])
+            return
+        weights = self._find_weights()
+        self._left = self._read_tensors(weights)
+        self.fingerprint = directory_fingerprint([path / "config.json", weights])
+
+    @property
+    def kind(self) -> Any:
+        """Returns what config.json says of our own kinds; None where it says nothing."""
+        return self.config.get("outrider", {}).get("kind")
 
     def error(self, text: str) -> ModelError:
         """Returns the error that says what is wrong with the directory."""
@@ -98,11 +110,11 @@ class HeadDirectory:
                 raise self.error(f"{name} is pickled, which is never loaded: save it as safetensors")
         raise self.error(f"{_WEIGHTS[0]} is missing")
 
-    def _read_tensors(self) -> dict[str, Tensor]:
+    def _read_tensors(self, weights: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
         try:
-            tensors: dict[str, Tensor] = load_file(self._weights)
+            tensors: dict[str, Tensor] = load_file(weights)
         except Exception as error:  # safetensors raises its own kind
-            raise self.error(f"{self._weights.name} cannot be read: {error}") from error
+            raise self.error(f"{weights.name} cannot be read: {error}") from error
         return tensors

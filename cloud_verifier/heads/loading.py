@@ -9,9 +9,11 @@ from pathlib import Path
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.heads.directory import HeadDirectory
 from outrider.cloud_verifier.heads.eagle_layouts import read_eagle, read_specforge, read_speculators
+from outrider.cloud_verifier.heads.early_exit import EarlyExit, read_early_exit
 from outrider.cloud_verifier.heads.medusa_layouts import read_medusa, read_vllm_medusa
 from outrider.cloud_verifier.heads.sequence import Head
 from outrider.common.errors import IncompatibleError, ModelError
+from outrider.common.types import EARLY_EXIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +22,12 @@ class Layout:
 
     name: str
     is_of: Callable[[HeadDirectory], bool]
-    read: Callable[[HeadDirectory, TransformersBackend], Head]
+    read: Callable[[HeadDirectory, TransformersBackend], Head | EarlyExit]
 
 
 # The first that a directory is of reads it.
 LAYOUTS = (
+    Layout("an early exit", lambda each: each.kind == EARLY_EXIT, read_early_exit),
     Layout("EAGLE-3 of speculators", lambda each: "speculators_model_type" in each.config, read_speculators),
     Layout("EAGLE-3 of SpecForge", lambda each: each.has_any("midlayer."), read_specforge),
     Layout("EAGLE", lambda each: each.has_any("fc."), read_eagle),
@@ -33,10 +36,10 @@ LAYOUTS = (
 )
 
 
-def load_heads(paths: Sequence[Path], backend: TransformersBackend) -> list[Head]:
+def load_heads(paths: Sequence[Path], backend: TransformersBackend) -> list[Head | EarlyExit]:
     """Returns the heads of `--heads`. Raises `ModelError` for a directory that cannot be used, `IncompatibleError` for
     one of another target, and where two are of one kind."""
-    heads: list[Head] = []
+    heads: list[Head | EarlyExit] = []
     for path in paths:
         head = load_head(path, backend)
         if any(other.name == head.name for other in heads):
@@ -47,7 +50,7 @@ def load_heads(paths: Sequence[Path], backend: TransformersBackend) -> list[Head
     return heads
 
 
-def load_head(path: Path, backend: TransformersBackend) -> Head:
+def load_head(path: Path, backend: TransformersBackend) -> Head | EarlyExit:
     """Returns the heads in a directory. Raises as `load_heads` does."""
     directory = HeadDirectory(path)
     wanted = directory.config.get("outrider", {}).get("target_fingerprint")

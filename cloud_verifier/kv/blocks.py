@@ -65,6 +65,7 @@ class BlockTable:
     block_ids: list[int] = field(default_factory=list)
     length: int = 0
     num_leading: int = 0  # blocks at the front that follow one another in the pool
+    num_reserved: int = 0  # tokens after the length whose slots are held
 
     @property
     def is_contiguous(self) -> bool:
@@ -150,7 +151,7 @@ class BlockManager:
             return 0
         num_held = len(table.block_ids)
         num_after = -(-(table.length + num_tokens) // self.block_size)
-        return num_after - num_held + int(self._must_copy_last(table))
+        return max(0, num_after - num_held) + int(self._must_copy_last(table))
 
     def append(self, table: BlockTable, num_tokens: int) -> BlockCopy | None:
         """Makes room for `num_tokens` more tokens and advances the length.
@@ -172,23 +173,35 @@ class BlockManager:
         elif num_tokens and table.length % self.block_size and table.block_ids[-1] in self._prefixes:
             self._drop(table.block_ids[-1])  # its tail is about to be overwritten
         table.length += num_tokens
+        table.num_reserved = max(0, table.num_reserved - num_tokens)
         while len(table.block_ids) * self.block_size < table.length:
             self._push(table, self._take_after(table))
         self._least_free = min(self._least_free, self.num_free)
         return copy
 
+    def reserve(self, table: BlockTable, num_tokens: int) -> BlockCopy | None:
+        """Holds the slots of the next `num_tokens` tokens, until they are appended or the table is truncated.
+
+        Returns and raises what `append` does.
+        """
+        copy = self.append(table, num_tokens)
+        table.length -= num_tokens
+        table.num_reserved += num_tokens
+        return copy
+
     def truncate(self, table: BlockTable, length: int) -> None:
-        """Keeps the first `length` tokens; whole blocks beyond them are released."""
+        """Keeps the first `length` tokens; whole blocks beyond them are released, reserved ones too."""
         self._check_owned(table)
         assert 0 <= length <= table.length, f"cannot truncate {table.length} tokens to {length}"
         num_kept = -(-length // self.block_size)
         while len(table.block_ids) > num_kept:
             self._release(self._pop(table))
-        table.length = length
+        table.length, table.num_reserved = length, 0
 
     def fork(self, table: BlockTable) -> BlockTable:
         """Returns a second sequence with the same tokens, sharing every block until one of the two writes."""
         self._check_owned(table)
+        assert not table.num_reserved, "what is written after the length would be shared"
         for block_id in table.block_ids:
             self._ref_counts[block_id] += 1
         twin = BlockTable(table.tenant, list(table.block_ids), table.length, table.num_leading)
@@ -202,8 +215,9 @@ class BlockManager:
             self._tables.remove(table)
 
     def slots(self, table: BlockTable, start: int, stop: int) -> Iterable[int]:
-        """Returns the pool slots of tokens start … stop−1 (a `range` when the blocks follow one another)."""
-        assert 0 <= start <= stop <= table.length, "slots outside the sequence"
+        """Returns the pool slots of tokens start … stop−1, reserved ones too (a `range` when the blocks follow one
+        another)."""
+        assert 0 <= start <= stop <= table.length + table.num_reserved, "slots outside the sequence"
         size, block_ids = self.block_size, table.block_ids
         if start == stop:
             return range(0)
@@ -212,11 +226,16 @@ class BlockManager:
             return range(first, first + stop - start)
         return [block_ids[i // size] * size + i % size for i in range(start, stop)]
 
+    def release_reserved(self, table: BlockTable) -> None:
+        """Gives back what was reserved and not appended; does nothing for a table that was freed."""
+        if table in self._tables:
+            self.truncate(table, table.length)
+
     def check_integrity(self) -> None:
         """Raises AssertionError unless counts, lengths and free blocks all agree."""
         holders = [0] * self.num_blocks
         for table in self._tables:
-            expected = -(-table.length // self.block_size)
+            expected = -(-(table.length + table.num_reserved) // self.block_size)
             assert len(table.block_ids) == expected, "a table holds too few or too many blocks"
             assert len(set(table.block_ids)) == len(table.block_ids), "a table lists a block twice"
             pairs = zip(table.block_ids, table.block_ids[1:], strict=False)

@@ -196,7 +196,8 @@ def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocat
     """
     if config.draft_dir is None and not config.heads and not config.lookahead:
         return None
-    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, DraftSource, load_draft
+    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, load_draft
+    from outrider.cloud_verifier.heads.source import DraftSource
 
     sources: list[DraftSource] = []
     if config.heads:

@@ -143,7 +143,7 @@ class RunConfig:
     draft_source: str = option(
         DRAFT_SOURCE,
         "what drafts in mode co-located: the verifier's draft, or one of the heads that it serves (medusa, hydra, "
-        "eagle)",
+        "eagle, early_exit)",
         metavar="NAME",
         title=_WORK,
     )

@@ -32,6 +32,7 @@ from outrider.cloud_verifier.heads.eagle_modules import Eagle3
 from outrider.cloud_verifier.heads.medusa_layouts import published_name
 from outrider.common.errors import ModelError
 from outrider.common.models.fingerprint import target_fingerprint
+from outrider.common.types import EARLY_EXIT
 from outrider.training.common.checkpoint import write_json
 from outrider.training.heads.model import Heads, HeadsShape
 
@@ -101,6 +102,18 @@ def write_eagle(
             "outrider": ours,
         },
     )
+
+
+def write_early_exit(layers: Sequence[int], target_dir: Path, out: Path) -> None:
+    """Writes the directory of a target that drafts by some of its own layers: config.json alone, without weights."""
+    ours = {
+        "format_version": FORMAT_VERSION,
+        "kind": EARLY_EXIT,
+        "layers": list(layers),
+        "target_fingerprint": target_fingerprint(target_dir),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / CONFIG_FILE, {"base_model_name_or_path": target_dir.resolve().name, "outrider": ours})
 
 
 def write_directory(out: Path, tensors: dict[str, Tensor], config: dict[str, Any]) -> None:

@@ -80,6 +80,19 @@ def _passages(documents: Sequence[str], tokenizer: EdgeTokenizer, args: argparse
     return [passage.prompt_ids for passage in found]
 
 
+def add_text_options(parser: argparse.ArgumentParser, num_passages: int) -> None:
+    """Adds the flags of the passages that a target continues."""
+    text = parser.add_mutually_exclusive_group(required=True)
+    text.add_argument("--text", type=Path, nargs="+", help="files of text, or .jsonl, not trained on")
+    text.add_argument("--data", type=Path, help="encoded corpus of `make pair`: its held-out files")
+    parser.add_argument("--judge-text", type=Path, nargs="+", help="default: half of the passages of --text")
+    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8], metavar="T")
+    parser.add_argument("--num-passages", type=positive, default=num_passages, metavar="N")
+    parser.add_argument("--num-prompt-tokens", type=positive, default=32, metavar="N")
+    parser.add_argument("--num-new-tokens", type=positive, default=96, metavar="N", help="after each passage")
+    parser.add_argument("--threads", type=positive, default=1, help="of the CPU")
+
+
 def parse_args(arguments: list[str]) -> argparse.Namespace:
     """Returns the options; exits naming what is wrong with them."""
     parser = argparse.ArgumentParser(
@@ -88,16 +101,8 @@ def parse_args(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--heads", type=Path, nargs="+", required=True, help="--out of trainings")
     parser.add_argument("--target", type=Path, required=True, help="Hugging Face directory with tokenizer")
-    text = parser.add_mutually_exclusive_group(required=True)
-    text.add_argument("--text", type=Path, nargs="+", help="files of text, or .jsonl, not trained on")
-    text.add_argument("--data", type=Path, help="encoded corpus of `make pair`: its held-out files")
-    parser.add_argument("--judge-text", type=Path, nargs="+", help="default: half of the passages of --text")
+    add_text_options(parser, num_passages=80)
     parser.add_argument("--num-nodes", type=positive, default=16, metavar="N", help="of the tree judged")
-    parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 0.8], metavar="T")
-    parser.add_argument("--num-passages", type=positive, default=80, metavar="N")
-    parser.add_argument("--num-prompt-tokens", type=positive, default=32, metavar="N")
-    parser.add_argument("--num-new-tokens", type=positive, default=96, metavar="N", help="after each passage")
-    parser.add_argument("--threads", type=positive, default=1, help="of the CPU")
     return parser.parse_args(arguments)
 
 

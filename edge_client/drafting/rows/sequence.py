@@ -21,8 +21,8 @@ from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeD
 Told = TypeVar("Told")
 
 
-class RowsSequence(ABC):
-    """Holds the committed ids and the sampler; a subclass computes the rows."""
+class SampledText:
+    """Holds the committed ids of a sequence, and samples what is drafted after them from rows of scores."""
 
     def __init__(
         self, sampler: DraftSampler, num_tokens: int, max_context: int, num_prompt_tokens: int | None
@@ -32,23 +32,6 @@ class RowsSequence(ABC):
         self._num_tokens, self._max_context = num_tokens, max_context
         self._num_prompt_tokens = num_prompt_tokens
         self._text: list[int] = []
-
-    @abstractmethod
-    def _begin(self) -> Rows:
-        """Returns the row after the committed tokens, for a chain."""
-
-    @abstractmethod
-    def _go_on(self, drafted: Sequence[int]) -> Rows:
-        """Returns the row after the committed tokens and those of a chain, whose last was not fed before."""
-
-    @abstractmethod
-    def feed_root(self) -> Rows:
-        """Returns the row after the committed tokens, for a tree."""
-
-    @abstractmethod
-    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
-        """Feeds the last token of each path, as far as the context has room. Yields the row after each, which the
-        next may overwrite, and the runs of the model that it took."""
 
     @property
     def position(self) -> int:
@@ -71,36 +54,94 @@ class RowsSequence(ABC):
         assert 0 <= position <= len(self._text), f"cannot truncate {len(self._text)} tokens to {position}"
         del self._text[position:]
 
+    def begin_chain(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Chain | None:
+        """Returns a chain of up to `num_draft_tokens` tokens to be drafted; None where the context has no room."""
+        assert self._text, "a draft needs at least one committed token"
+        room = min(num_draft_tokens, self._max_context - len(self._text))
+        return Chain(self._sampler, self._sample, room, should_stop) if room > 0 else None
+
+    def _sample(self, rows: Rows, drafted: Sequence[int]) -> Sampled:
+        return self._sampler.sample(rows, len(self._text), len(drafted), *self._history(drafted))
+
+    def _history(self, drafted: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
+        """Returns prompt and output before the token after `drafted`, where sampling needs them."""
+        if not self._sampler.needs_history:
+            return (), ()
+        num_prompt = self._num_prompt_tokens or 0
+        return self._text[:num_prompt], [*self._text[num_prompt:], *drafted]
+
+
+class Chain:
+    """Is a chain under way: each token is sampled from the row after those before it."""
+
+    def __init__(
+        self,
+        sampler: DraftSampler,
+        sample: Callable[[Rows, Sequence[int]], Sampled],
+        num_tokens: int,
+        should_stop: ShouldStop | None,
+    ) -> None:
+        self.token_ids: list[int] = []
+        self._sampler, self._sample = sampler, sample
+        self._num_tokens, self._should_stop = num_tokens, should_stop
+        self._probs: list[float] = []
+        self._signals: list[Signals] = []
+        self._supports: list[Support] = []
+        self._runner_ups: list[RunnerUp] = []
+        self._doubted: Signals | None = None
+
+    def add(self, rows: Rows) -> bool:
+        """Samples the next token; returns whether there is to be one after it."""
+        token_id, prob, signal, support = self._sample(rows, self.token_ids)
+        asked = self._should_stop
+        stop = Stop.NO if asked is None else asked(token_id, signal, len(self.token_ids) + 1)
+        if stop is Stop.BEFORE:
+            self._doubted = signal
+            return False
+        self.token_ids.append(token_id)
+        self._probs.append(prob)
+        self._signals.append(signal)
+        if support is not None:
+            self._supports.append(support)
+        if self._sampler.runner_up is not None:
+            self._runner_ups.append(self._sampler.runner_up)
+        return stop is Stop.NO and len(self.token_ids) < self._num_tokens
+
+    def draft(self) -> Draft:
+        """Returns what was drafted."""
+        ids, probs, signals = tuple(self.token_ids), tuple(self._probs), tuple(self._signals)
+        return Draft(ids, probs, signals, tuple(self._supports), self._doubted, tuple(self._runner_ups))
+
+
+class RowsSequence(SampledText, ABC):
+    """Is a sequence whose rows a subclass computes."""
+
+    @abstractmethod
+    def _begin(self) -> Rows:
+        """Returns the row after the committed tokens, for a chain."""
+
+    @abstractmethod
+    def _go_on(self, drafted: Sequence[int]) -> Rows:
+        """Returns the row after the committed tokens and those of a chain, whose last was not fed before."""
+
+    @abstractmethod
+    def feed_root(self) -> Rows:
+        """Returns the row after the committed tokens, for a tree."""
+
+    @abstractmethod
+    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
+        """Feeds the last token of each path, as far as the context has room. Yields the row after each, which the
+        next may overwrite, and the runs of the model that it took."""
+
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """Samples up to `num_draft_tokens` tokens; see `DraftSequence.propose`."""
-        assert self._text, "a draft needs at least one committed token"
-        num_draft_tokens = min(num_draft_tokens, self._max_context - len(self._text))
-        if num_draft_tokens <= 0:
+        chain = self.begin_chain(num_draft_tokens, should_stop)
+        if chain is None:
             return Draft((), ())
-        token_ids: list[int] = []
-        probs: list[float] = []
-        signals: list[Signals] = []
-        supports: list[Support] = []
-        runner_ups: list[RunnerUp] = []
         rows = self._begin()
-        while True:
-            token_id, prob, signal, support = self._sample(rows, token_ids)
-            stop = Stop.NO if should_stop is None else should_stop(token_id, signal, len(token_ids) + 1)
-            if stop is Stop.BEFORE:
-                break
-            token_ids.append(token_id)
-            probs.append(prob)
-            signals.append(signal)
-            if support is not None:
-                supports.append(support)
-            if self._sampler.runner_up is not None:
-                runner_ups.append(self._sampler.runner_up)
-            if stop is Stop.AFTER or len(token_ids) == num_draft_tokens:
-                break
-            rows = self._go_on(token_ids)
-        doubted = signal if stop is Stop.BEFORE else None
-        ids, told = tuple(token_ids), tuple(runner_ups)
-        return Draft(ids, tuple(probs), tuple(signals), tuple(supports), doubted, told)
+        while chain.add(rows):
+            rows = self._go_on(chain.token_ids)
+        return chain.draft()
 
     def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         """See `ProposesTrees.propose_tree`. The likeliest path is what `propose` would sample."""
@@ -124,16 +165,6 @@ class RowsSequence(ABC):
 
     def _support(self, rows: Rows, path: TokenIds) -> Support:
         return self._sampler.support(rows, *self._history(path))
-
-    def _sample(self, rows: Rows, drafted: Sequence[int]) -> Sampled:
-        return self._sampler.sample(rows, len(self._text), len(drafted), *self._history(drafted))
-
-    def _history(self, drafted: Sequence[int]) -> tuple[Sequence[int], Sequence[int]]:
-        """Returns prompt and output before the token after `drafted`, where sampling needs them."""
-        if not self._sampler.needs_history:
-            return (), ()
-        num_prompt = self._num_prompt_tokens or 0
-        return self._text[:num_prompt], [*self._text[num_prompt:], *drafted]
 
 
 class RowsExpander(Generic[Told]):
