@@ -28,6 +28,10 @@ class ConfigError(UsageError):
     """A configuration value or key is wrong; the message names it, its origin and the fix."""
 
 
+class ClosedError(UsageError):
+    """A client was used after it was closed."""
+
+
 class ModelError(OutriderError):
     """A model directory cannot be loaded or exported; the message says what is missing."""
 

@@ -1,7 +1,94 @@
-"""Outrider: distributed speculative decoding. An edge drafts with INT4 weights, a cloud verifies."""
+"""Outrider: distributed speculative decoding. An edge drafts with INT4 weights, a cloud verifies.
+
+`outrider.connect("host:port")` is the Python client (docs/library.md). Names are imported when they are first used,
+so that `import outrider` takes no time.
+"""
 
 from __future__ import annotations
 
-from outrider.common.process.version import own_version
+from typing import TYPE_CHECKING
 
-__version__ = own_version()
+if TYPE_CHECKING:
+    from outrider.common.errors import (
+        ClosedError,
+        ConfigError,
+        IncompatibleError,
+        LinkError,
+        ModelError,
+        OutriderError,
+        RoundFailedError,
+        RoundTimeoutError,
+        UsageError,
+    )
+    from outrider.common.types import FinishReason, Method, Origin
+    from outrider.edge_client.core.events import EndEvent, SessionEvent, TokenEvent
+    from outrider.edge_client.library.async_client import AsyncClient, AsyncStream, connect_async
+    from outrider.edge_client.library.client import Client, Stream, connect
+    from outrider.edge_client.library.result import Result
+
+    __version__: str
+
+_MODULES = {
+    "common.errors": (
+        "ClosedError",
+        "ConfigError",
+        "IncompatibleError",
+        "LinkError",
+        "ModelError",
+        "OutriderError",
+        "RoundFailedError",
+        "RoundTimeoutError",
+        "UsageError",
+    ),
+    "common.types": ("FinishReason", "Method", "Origin"),
+    "edge_client.core.events": ("EndEvent", "SessionEvent", "TokenEvent"),
+    "edge_client.library.async_client": ("AsyncClient", "AsyncStream", "connect_async"),
+    "edge_client.library.client": ("Client", "Stream", "connect"),
+    "edge_client.library.result": ("Result",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "AsyncClient",
+    "AsyncStream",
+    "Client",
+    "ClosedError",
+    "ConfigError",
+    "EndEvent",
+    "FinishReason",
+    "IncompatibleError",
+    "LinkError",
+    "Method",
+    "ModelError",
+    "Origin",
+    "OutriderError",
+    "Result",
+    "RoundFailedError",
+    "RoundTimeoutError",
+    "SessionEvent",
+    "Stream",
+    "TokenEvent",
+    "UsageError",
+    "connect",
+    "connect_async",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Imports a public name when it is first used. Raises `AttributeError` for any other."""
+    if name == "__version__":
+        from outrider.common.process.version import own_version
+
+        value: object = own_version()
+    elif name in _MODULE_OF:
+        from importlib import import_module
+
+        value = getattr(import_module(f"outrider.{_MODULE_OF[name]}"), name)
+    else:
+        raise AttributeError(f"module 'outrider' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

@@ -4,11 +4,17 @@ give."""
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
-from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
+from outrider.common.config.fields import leaves
+from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config, with_values
 from outrider.edge_client.config.daemon import SECTION
 from outrider.edge_client.config.run_config import SCOPE, RunConfig
+from outrider.edge_client.core.options import OnTimeout
+
+_FLAG = re.compile(r"--[a-z][a-z-]+")
+_KEYS = {leaf.flag: leaf.key for leaf in leaves(RunConfig)}
 
 COLOUR_NOTE = (
     "On a terminal, accepted drafts are green, the target's corrections yellow, unverified tokens red and "
@@ -30,3 +36,25 @@ def load_run_config(namespace: argparse.Namespace) -> Loaded[RunConfig]:
     return load_config(
         RunConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, RunConfig)
     )
+
+
+def waiting_by_default(loaded: Loaded[RunConfig]) -> Loaded[RunConfig]:
+    """Returns the configuration with `wait` as default policy: marks of unverified tokens reach few readers of
+    what a program generates."""
+    if loaded.origins["on_timeout"] != "default":
+        return loaded
+    return Loaded(with_values(loaded.value, on_timeout=OnTimeout.WAIT), loaded.origins)
+
+
+def keys_of_flags(message: str) -> list[str]:
+    """Returns the keys of the flags that a message names, in order."""
+    return [_key(flag) for flag in _FLAG.findall(message)]
+
+
+def with_keys(message: str) -> str:
+    """Returns a message with the keys of its flags in their place, for those who give settings by key."""
+    return _FLAG.sub(lambda match: _key(match[0]), message)
+
+
+def _key(flag: str) -> str:
+    return _KEYS.get(flag, flag.removeprefix("--").replace("-", "_"))

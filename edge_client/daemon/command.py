@@ -7,13 +7,12 @@ import socket
 import sys
 from typing import TYPE_CHECKING
 
-from outrider.common.config.loader import Loaded, with_values
+from outrider.common.config.loader import Loaded
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.common.process.memory import use_few_heaps
-from outrider.edge_client.config.flags import add_config, load_run_config
+from outrider.edge_client.config.flags import add_config, load_run_config, waiting_by_default
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.core.options import OnTimeout
 
 if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon
@@ -77,12 +76,8 @@ def main(namespace: argparse.Namespace) -> int:
 
 
 def load_daemon_config(namespace: argparse.Namespace) -> Loaded[RunConfig]:
-    """Returns the configuration, with `wait` as default policy: marks of unverified tokens reach few of the
-    daemon's clients. Raises `ConfigError`."""
-    loaded = load_run_config(namespace)
-    if loaded.origins["on_timeout"] != "default":
-        return loaded
-    return Loaded(with_values(loaded.value, on_timeout=OnTimeout.WAIT), loaded.origins)
+    """Returns the configuration, with `wait` as default policy. Raises `ConfigError`."""
+    return waiting_by_default(load_run_config(namespace))
 
 
 def _say_ready(daemon: Daemon, listener: socket.socket) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.config.loader import Loaded, value_of, with_values
 from outrider.common.errors import UsageError
-from outrider.common.types import Method, SamplingParams
 from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.controller.slow_draft import slow_draft_note
@@ -24,10 +21,9 @@ from outrider.edge_client.daemon.openai.errors import ApiError
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
 from outrider.edge_client.daemon.verifier_watch import VerifierWatch
-from outrider.edge_client.drafting.pool import DraftLease, SequencePool
-from outrider.edge_client.drafting.registry import has_draft_files
-from outrider.edge_client.session.factory import Edge, create_edge, create_link, draw_seed
-from outrider.edge_client.session.session import EdgeSession, new_session_id
+from outrider.edge_client.session.factory import Edge, create_link
+from outrider.edge_client.session.session import new_session_id
+from outrider.edge_client.session.shared_edge import Prepared, create_shared_edge
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
 
 log = logging.getLogger(__name__)
@@ -55,22 +51,6 @@ _NO_TEMPLATE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Holds a session that is ready to start, and facts for its answer."""
-
-    session: EdgeSession
-    config: RunConfig
-    seed: int
-    num_prompt_tokens: int
-    lease: DraftLease | None
-
-    @property
-    def num_reused_tokens(self) -> int:
-        """Returns how many tokens of the prompt the draft's KV cache holds already."""
-        return self.lease.num_reused_tokens if self.lease else 0
-
-
 class Daemon:
     """Loads the models at once. `load` reads the configuration again. Raises what `create_edge` and
     `load_chat_template` raise."""
@@ -82,16 +62,14 @@ class Daemon:
         self.keys = Keys.read(self.config.serve)
         _check(self.config, self.keys)
         self.template: ChatTemplate | None = self._load_template(self.config)
-        self.edge: Edge = create_edge(self.config, has_draft=_has_draft(self.config, self.directory))
-        self._pool: SequencePool | None = None
-        if self.edge.draft is not None:
-            self._pool = SequencePool(self.edge.draft, int(self.serve.draft_cache_mb * 2**20))
+        self._shared = create_shared_edge(self.config)
+        self.edge: Edge = self._shared.edge
         self.admission = Admission(self.serve.max_requests, self.serve.max_queue)
         self.activity = Activity()
         self.watch = VerifierWatch()
         self.metrics = DaemonMetrics(self._state)
         self._has_noted_slow_draft = False
-        self._warm_up()
+        self._shared.warm_up()
 
     @property
     def serve(self) -> DaemonConfig:
@@ -105,8 +83,8 @@ class Daemon:
             num_running=self.admission.num_running,
             num_waiting=self.admission.num_waiting,
             max_running=self.admission.max_running,
-            num_idle_sequences=self._pool.num_idle if self._pool else 0,
-            num_idle_bytes=self._pool.num_idle_bytes if self._pool else 0,
+            num_idle_sequences=self._shared.num_idle,
+            num_idle_bytes=self._shared.num_idle_bytes,
             is_verifier_reachable=verifier.is_reachable if verifier else None,
         )
 
@@ -122,11 +100,7 @@ class Daemon:
         """Returns a session for a request; encoding a long prompt takes time. Raises `OutriderError` and
         `ApiError`."""
         config = config_of(self.config, parsed)
-        seed = draw_seed() if config.seed is None else config.seed
-        prompt_ids = self._encode(parsed)
-        lease = self._lease(config)
-        session = self.edge.session(prompt_ids, seed, config, lease)
-        return Prepared(session, config, seed, len(prompt_ids), lease)
+        return self._shared.prepare(self._encode(parsed), config)
 
     def note_slow_draft(self, mode: ExecutionMode, stats: SessionStats) -> None:
         """Logs, once, that drafting makes texts slower than the target alone."""
@@ -134,22 +108,14 @@ class Daemon:
             self._has_noted_slow_draft = True
             log.warning(note)
 
-    def _encode(self, parsed: ParsedRequest) -> list[int]:
-        tokenizer = self.edge.tokenizer
+    def _encode(self, parsed: ParsedRequest) -> str | Sequence[int]:
+        """Returns a completion's prompt as it is, and a chat's as token ids."""
         if parsed.kind is Kind.COMPLETION:
-            return tokenizer.encode(parsed.prompt) if isinstance(parsed.prompt, str) else list(parsed.prompt)
+            return parsed.prompt
         if self.template is None:
             message = _NO_TEMPLATE.format(self.directory)
             raise ApiError(400, message, param="messages", code="no_chat_template")
-        return tokenizer.encode(self.template.render(parsed.messages), is_complete=True)
-
-    def _lease(self, config: RunConfig) -> DraftLease | None:
-        """Returns a draft sequence with the KV of an earlier text. None where drafts decide what is written,
-        so that the text would depend on what was in the cache (see pool.py)."""
-        is_drafted = config.mode.has_draft and config.mode is not ExecutionMode.EDGE_ONLY
-        if self._pool is None or not is_drafted or config.verification.method is not Method.COUPLED:
-            return None
-        return self._pool.lease()
+        return self.edge.tokenizer.encode(self.template.render(parsed.messages), is_complete=True)
 
     # -------------------------------------------------------------------------------------- changes
 
@@ -165,26 +131,14 @@ class Daemon:
         self.watch.forget()
         return held_back
 
-    def _warm_up(self) -> None:
-        """Drafts two tokens and prepares a session, so that the first request does not wait for imports."""
-        if self.edge.draft is not None:
-            sequence = self.edge.draft.sequence(SamplingParams())
-            sequence.commit([0])
-            sequence.propose(2)
-            sequence.close()
-        self.prepare(ParsedRequest(Kind.COMPLETION, prompt=(0,)))
-
     def close(self) -> None:
         """Frees the pool and the draft."""
-        if self._pool is not None:
-            self._pool.close()
-        self.edge.close()
+        self._shared.close()
 
     def check_integrity(self) -> None:
         """Asserts that the queue and the pool are consistent."""
         self.admission.check_integrity()
-        if self._pool is not None:
-            self._pool.check_integrity()
+        self._shared.check_integrity()
 
     def _load_template(self, config: RunConfig) -> ChatTemplate | None:
         return load_chat_template(self.directory, config.serve.chat_template)
@@ -199,13 +153,6 @@ def _check(config: RunConfig, keys: Keys) -> None:
             f"--listen {listen}: others reach this address, and no API key guards it; "
             "add --api-key-file FILE, or --insecure if the network is yours and trusted"
         )
-
-
-def _has_draft(config: RunConfig, directory: Path) -> bool:
-    """Returns whether to load a draft: where there is one it is loaded, since a request may choose another
-    mode."""
-    draft = config.draft
-    return config.mode.has_draft or has_draft_files(draft.strategy, directory, draft.backend)
 
 
 def _keep(old: RunConfig, new: RunConfig, keys: tuple[str, ...]) -> tuple[RunConfig, list[str]]:

@@ -19,16 +19,16 @@ from outrider.edge_client.config.methods import judging_method
 from outrider.edge_client.core.events import EndEvent, SessionEvent, TokenEvent
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.daemon.activity import Entry
-from outrider.edge_client.daemon.generation import Generation
 from outrider.edge_client.daemon.http.wire import ClientGone, Wire
 from outrider.edge_client.daemon.openai.errors import from_failure, stopping
 from outrider.edge_client.daemon.openai.parsed import Kind
 from outrider.edge_client.daemon.openai.requests import parse_request
 from outrider.edge_client.daemon.openai.shapes import Shaper
-from outrider.edge_client.daemon.openai.usage import make_usage
+from outrider.edge_client.session.generation import Generation
 
 if TYPE_CHECKING:
-    from outrider.edge_client.daemon.service import Daemon, Prepared
+    from outrider.edge_client.daemon.service import Daemon
+    from outrider.edge_client.session.shared_edge import Prepared
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class GenerationEndpoint:
             events += batch
         _check_end(events)
         result = prepared.session.result
-        await wire.send_json(shaper.whole(events, _usage(prepared)), result.unverified_note)
+        await wire.send_json(shaper.whole(events, prepared.usage), result.unverified_note)
         entry.num_sent_tokens = len(result.token_ids)
 
     async def _write_stream(
@@ -143,18 +143,8 @@ class GenerationEndpoint:
             batch = await generation.next_batch()
         if entry.parsed.has_usage:
             await generation.ended()  # the last bytes are counted when the session is closed
-            await wire.send_chunks([shaper.usage_chunk(_usage(prepared))])
+            await wire.send_chunks([shaper.usage_chunk(prepared.usage)])
         await wire.end_stream()
-
-
-def _usage(prepared: Prepared) -> dict[str, object]:
-    return make_usage(
-        prepared.session.result,
-        prepared.config,
-        prepared.num_prompt_tokens,
-        prepared.seed,
-        prepared.num_reused_tokens,
-    )
 
 
 def _check_end(events: list[SessionEvent]) -> None:

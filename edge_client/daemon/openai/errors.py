@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from outrider.common.errors import (
@@ -16,7 +15,8 @@ from outrider.common.errors import (
     UsageError,
 )
 from outrider.common.types import RoundErrorCode
-from outrider.edge_client.daemon.openai.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
+from outrider.edge_client.config.flags import keys_of_flags, with_keys
+from outrider.edge_client.config.request_settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 from outrider.edge_client.tokenization.chat_template import TemplateRefusedError
 
 
@@ -76,7 +76,6 @@ def stopping() -> ApiError:
     return ApiError(503, message, "server_error", code="stopping", headers={"Retry-After": "5"})
 
 
-_FLAG = re.compile(r"--([a-z][a-z-]+)")
 # Where a field of the wire stands in a request.
 _PARAMS = {
     "stop_strings": "stop",
@@ -120,11 +119,12 @@ def from_failure(error: Exception, subject: str = "prompt") -> ApiError:
 def _from_usage(error: UsageError) -> ApiError:
     """Returns the error for wrong flags, with flags renamed to fields of the request. Where no request can
     choose the flag, the daemon is misconfigured: 500."""
-    names = [flag.replace("-", "_") for flag in _FLAG.findall(str(error))]
+    names = keys_of_flags(str(error))
     if names and names[0] in OF_OPERATOR:
         return ApiError(500, str(error), "server_error", code="daemon_misconfigured")
-    message = _FLAG.sub(lambda match: match[1].replace("-", "_"), str(error))
-    return ApiError(400, message, param=_param_of(names[0]) if names else None, code="invalid_value")
+    return ApiError(
+        400, with_keys(str(error)), param=_param_of(names[0]) if names else None, code="invalid_value"
+    )
 
 
 def _param_of(setting: str) -> str | None:

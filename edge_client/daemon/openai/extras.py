@@ -8,11 +8,11 @@ from typing import Any
 from outrider.common.config.fields import leaves_by_key
 from outrider.common.config.loader import check_value, did_you_mean
 from outrider.common.errors import ConfigError
+from outrider.edge_client.config.request_settings import OF_REQUESTS
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.daemon.openai import fields
 from outrider.edge_client.daemon.openai.errors import ApiError, invalid
 from outrider.edge_client.daemon.openai.parsed import ParsedRequest
-from outrider.edge_client.daemon.openai.settings import OF_REQUESTS
 
 MAX_ITEMS = 256
 

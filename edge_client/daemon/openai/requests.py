@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from outrider.common.config.loader import did_you_mean
+from outrider.edge_client.config.request_settings import OF_REQUESTS
 from outrider.edge_client.daemon.openai import fields
 from outrider.edge_client.daemon.openai.errors import ApiError, invalid, unsupported
 from outrider.edge_client.daemon.openai.extras import read_extras
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
-from outrider.edge_client.daemon.openai.settings import OF_REQUESTS
 
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20

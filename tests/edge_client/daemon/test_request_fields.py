@@ -10,12 +10,12 @@ import pytest
 from outrider.common.config.fields import leaves
 from outrider.common.errors import UsageError
 from outrider.edge_client.config.daemon import SECTION
+from outrider.edge_client.config.request_settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 from outrider.edge_client.config.run_config import RunConfig, run_config
 from outrider.edge_client.daemon.openai.errors import ApiError, from_failure
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
 from outrider.edge_client.daemon.openai.requests import parse_request
-from outrider.edge_client.daemon.openai.settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 
 NUM_TOKENS = 1000
 USER = {"role": "user", "content": "hi"}
@@ -167,7 +167,7 @@ def asked(base: RunConfig | None = None, **extras: object) -> RunConfig:
 def test_every_setting_of_the_edge_is_a_requests_or_the_operators() -> None:
     known = [leaf.key for leaf in leaves(RunConfig) if not leaf.key.startswith(f"{SECTION}.")]
     assert sorted(known) == sorted((*OF_REQUESTS, *OF_OPENAI, *OF_OPERATOR)), (
-        "edge_client/daemon/openai/settings.py"
+        "edge_client/config/request_settings.py"
     )
 
 

@@ -45,8 +45,8 @@ from outrider.edge_client.core.events import (
 )
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.core.unverified import buffer_unverified
-from outrider.edge_client.daemon.generation import Generation
 from outrider.edge_client.gate.gate import GateUse
+from outrider.edge_client.session.generation import Generation
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import Connection

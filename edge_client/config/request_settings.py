@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# A request says these under its key `outrider`.
+# A request to the daemon says these under its key `outrider`, a call of the Python client by keyword.
 OF_REQUESTS = (
     "mode",
     "draft_source",

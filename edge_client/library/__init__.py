@@ -1,0 +1,1 @@
+"""The client of `outrider.connect`, for Python programs. Imports session, config and all below."""

@@ -1,0 +1,81 @@
+"""`outrider.connect_async`: the same texts, in tasks of one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from support.calls import eventually
+
+import outrider
+from outrider.cloud_verifier.server.server import VerifierServer
+
+PROMPT = "class Reader:\n"
+ENDLESS = {"max_new_tokens": 3000, "ignore_eos": True}
+
+
+def test_tasks_write_what_the_other_client_does(client: outrider.Client, address: str) -> None:
+    async def work() -> list[outrider.Result]:
+        async with outrider.connect_async(address, max_new_tokens=24) as made:
+            assert made.model == client.model
+            return await asyncio.gather(*(made.generate(PROMPT, seed=seed) for seed in (1, 2, 1)))
+
+    first, second, again = asyncio.run(work())
+    assert first.text == again.text == client.generate(PROMPT, seed=1).text
+    assert second.text == client.generate(PROMPT, seed=2).text
+
+
+def test_a_stream_has_every_token_and_then_the_end(address: str) -> None:
+    async def work() -> tuple[list[outrider.SessionEvent], outrider.Result]:
+        made = outrider.connect_async(address, max_new_tokens=24)
+        async with made.stream(PROMPT, seed=2) as stream:
+            events = [event async for event in stream]
+            result = await stream.result()
+        await made.close()
+        with pytest.raises(outrider.ClosedError):
+            await made.generate(PROMPT)
+        return events, result
+
+    events, result = asyncio.run(work())
+    ids = [event.token_id for event in events if isinstance(event, outrider.TokenEvent)]
+    assert ids == list(result.ids) and isinstance(events[-1], outrider.EndEvent)
+
+
+@pytest.mark.parametrize("way", ["with", "drop", "cancel", "close"])
+def test_leaving_early_ends_the_generation_at_the_verifier(
+    address: str, verifier: VerifierServer, way: str
+) -> None:
+    async def work() -> None:
+        made = outrider.connect_async(address, **ENDLESS)  # type: ignore[arg-type]
+        stream = made.stream(PROMPT)
+        if way == "cancel":
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(made.generate(PROMPT), 0.5)
+        elif way == "with":
+            async with stream:
+                await anext(stream)
+            assert (await stream.result()).finish_reason == "cancelled"
+        else:
+            await anext(stream)
+        if way == "close":
+            await made.close(cancel=True)
+            assert (await stream.result()).finish_reason == "cancelled"
+        del stream
+        await made.close()
+
+    asyncio.run(work())
+    assert eventually(lambda: verifier.engine.num_sessions == 0)
+
+
+def test_errors_are_those_of_the_other_client(address: str) -> None:
+    with pytest.raises(outrider.ConfigError, match="did you mean temperature"):
+        outrider.connect_async(address, temprature=1)
+
+    async def ask(verifier: str, **sampling: object) -> None:
+        async with outrider.connect_async(verifier) as made:
+            await made.generate(PROMPT, **sampling)
+
+    with pytest.raises(outrider.LinkError, match="127.0.0.1:9"):
+        asyncio.run(ask("127.0.0.1:9"))
+    with pytest.raises(outrider.ConfigError, match="max_new_tokens"):
+        asyncio.run(ask(address, max_tokens=3))

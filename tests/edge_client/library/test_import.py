@@ -1,0 +1,50 @@
+"""`import outrider` costs next to nothing, and a client needs neither torch nor transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import outrider
+
+HEAVY = ("torch", "transformers", "bitsandbytes", "safetensors")
+
+
+def run_python(code: str, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120, check=True
+    )
+    return done.stdout
+
+
+def test_the_import_brings_one_module_of_ours_and_no_package() -> None:
+    code = "import sys; before = {*sys.modules}; import outrider; print(*sorted({*sys.modules} - before))"
+    modules = run_python(code).split()
+    assert [name for name in modules if name.startswith("outrider")] == ["outrider"]
+    assert {name.partition(".")[0] for name in modules} - {"outrider"} <= sys.stdlib_module_names
+    assert "importlib.metadata" not in modules, "it takes longer than everything else"
+
+
+def test_a_client_generates_without_the_verifiers_packages(address: str) -> None:
+    code = f"""
+import sys
+for name in {HEAVY}:
+    sys.modules[name] = None  # an import of it fails
+import json, outrider
+with outrider.connect(sys.argv[1], max_new_tokens=4) as client:
+    print(json.dumps([len(client.generate("def add(", seed=1).ids), outrider.__version__]))
+"""
+    assert json.loads(run_python(code, address)) == [4, outrider.__version__]
+
+
+def test_every_public_name_is_there_and_errors_are_of_one_tree() -> None:
+    for name in outrider.__all__:
+        assert getattr(outrider, name) is not None
+        assert name in dir(outrider)
+    errors = [getattr(outrider, name) for name in outrider.__all__ if name.endswith("Error")]
+    assert len(errors) >= 9 and all(issubclass(error, outrider.OutriderError) for error in errors)
+    with pytest.raises(AttributeError, match="no attribute 'conect'"):
+        _ = outrider.conect  # type: ignore[attr-defined]

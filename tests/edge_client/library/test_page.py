@@ -1,0 +1,24 @@
+"""The examples of docs/library.md run, one after the other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).resolve().parents[3] / "docs/library.md"
+EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def test_the_examples_print_what_the_page_says(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(EXAMPLES) == 4
+    names: dict[str, object] = {}
+    said = []
+    for number, example in enumerate(EXAMPLES):
+        assert "localhost:7077" in example or number
+        exec(compile(example.replace("localhost:7077", address), f"{PAGE}:{number}", "exec"), names)
+        said.append(capsys.readouterr().out.splitlines())
+    wanted = [re.findall(r"  # prints (.*)", example) for example in EXAMPLES]
+    for lines, expected in zip(said, wanted, strict=True):
+        assert [line for line in expected if line not in lines] == []
