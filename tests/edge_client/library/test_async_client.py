@@ -17,7 +17,8 @@ ENDLESS = {"max_new_tokens": 3000, "ignore_eos": True}
 def test_tasks_write_what_the_other_client_does(client: outrider.Client, address: str) -> None:
     async def work() -> list[outrider.Result]:
         async with outrider.connect_async(address, max_new_tokens=24) as made:
-            assert made.model == client.model
+            assert made.model is not None and client.model is not None
+            assert made.model.target_fingerprint == client.model.target_fingerprint
             return await asyncio.gather(*(made.generate(PROMPT, seed=seed) for seed in (1, 2, 1)))
 
     first, second, again = asyncio.run(work())
@@ -75,7 +76,7 @@ def test_errors_are_those_of_the_other_client(address: str) -> None:
         async with outrider.connect_async(verifier) as made:
             await made.generate(PROMPT, **sampling)
 
-    with pytest.raises(outrider.LinkError, match="127.0.0.1:9"):
+    with pytest.raises(outrider.LinkError, match=r"127\.0\.0\.1:9"):
         asyncio.run(ask("127.0.0.1:9"))
     with pytest.raises(outrider.ConfigError, match="max_new_tokens"):
         asyncio.run(ask(address, max_tokens=3))
