@@ -15,6 +15,7 @@ from support.processes.pairs import EMBEDDED
 import outrider
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.commands.cli import main
+from outrider.edge_client.config.flags import with_keys
 from outrider.edge_client.library.client import Client
 
 PROMPT = "class Reader:\n"
@@ -202,6 +203,10 @@ def test_after_an_error_the_text_so_far_is_there(verifier: VerifierServer) -> No
             list(stream)
         result = stream.result()
     assert result.finish_reason == "error" and result.ids
+
+
+def test_messages_about_flags_name_keywords_instead() -> None:
+    assert with_keys("--recover-timeout 3: --tls") == "recover_timeout_s 3: tls"
 
 
 def test_settings_come_from_the_environment_as_for_the_commands(
