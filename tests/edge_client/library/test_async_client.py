@@ -51,7 +51,7 @@ def test_leaving_early_ends_the_generation_at_the_verifier(
         stream = made.stream(PROMPT)
         if way == "cancel":
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(made.generate(PROMPT), 0.5)
+                await asyncio.wait_for(made.generate(PROMPT), 0.2)
         elif way == "with":
             async with stream:
                 await anext(stream)
