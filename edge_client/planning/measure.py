@@ -144,7 +144,7 @@ def _errands(
                 yield replace(common, mode=ExecutionMode.CLOUD_ONLY), prompt, next(seeds)
             if number == 2:
                 for source in _sources(samples.model, config):
-                    yield _co_located(common, source, config.tree.use), prompt, next(seeds)
+                    yield _co_located(common, source), prompt, next(seeds)
         trees = [with_values(speculative, tree=nodes) for nodes in NODES]
         for config_of_trees in trees if not why_no_tree(trees[0]) else ():
             yield config_of_trees, prompt, next(seeds)
@@ -156,14 +156,15 @@ def _sources(model: ModelInfo | None, config: RunConfig) -> list[str]:
     return [name for name in (model.draft_sources if model else ()) if name not in unusable]
 
 
-def _co_located(common: RunConfig, source: str, tree: str | int | None) -> RunConfig:
-    """Returns the session that `--mode co-located --draft-source NAME` runs, drafting trees where that does. It is
-    as long in the first turn: rounds of several tokens are fewer."""
+def _co_located(common: RunConfig, source: str) -> RunConfig:
+    """Returns the session of `--mode co-located --draft-source NAME`, which drafts the trees of its default. It is as
+    long in the first turn: rounds of several tokens are fewer."""
     return with_values(
         common,
         mode=ExecutionMode.CO_LOCATED,
         draft_source=source,
-        tree=tree,
+        tree=None,
+        num_speculative_tokens=None,
         support_size=None,
         max_new_tokens=LATER_TOKENS,
     )

@@ -115,8 +115,8 @@ def headline(plan: Plan) -> list[str]:
         found = f"Co-located speculation {verb}, with a draft in the verifier"
         lines.append(f"{found}: {_ms(colocated)} a token.")
     if (fastest := plan.fastest).draft_source:
-        rounds = f"{fastest.tokens_per_round:.1f} tokens a round"
-        lines.append(f"Fastest is {fastest.mode}: {rounds}, {_ms(fastest)} a token (measured).")
+        found = f"{fastest.tokens_per_round:.1f} tokens a round, {_ms(fastest)} a token (measured)"
+        lines.append(f"Of what this verifier has, {fastest.mode} is the fastest: {found}.")
     return lines
 
 
