@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
@@ -14,6 +14,7 @@ from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.heads.source import DraftSource
 from outrider.cloud_verifier.server.model_info import make_model_info
+from outrider.common.alignment import TokenChain
 from outrider.common.types import (
     CloseRequest,
     GeneratedTokens,
@@ -112,6 +113,29 @@ class Service:
         self._settle()
         self.engine.check_integrity()
         return texts
+
+    def write_resumed(self, case: Case, num_new: int, num_again: int) -> tuple[Written, Written]:
+        """Returns a text, and the same with its last `num_again` tokens asked for again, as after a lost stream. The
+        second counts the steps of these alone."""
+        session_id = self._open_id()
+        opened = self._submit(session_id, _opening(session_id, case))
+        self._settle()
+        replies = self._submit(session_id, _request(case, 1, opened[-1], num_new - 1))
+        self._settle()
+        first, again = Written(), Written()
+        first.take([*opened, *replies])
+        again.token_ids = first.token_ids[:-num_again]
+        chain = TokenChain([*case.prompt, *again.token_ids])
+        last = opened[-1]
+        assert isinstance(last, Opened), last
+        base = replace(last, position=chain.position, hash=chain.hash)
+        replies = self._submit(session_id, _request(case, 2, base, num_again))
+        self._settle()
+        again.take(replies)
+        self._submit(session_id, CloseRequest())
+        self._settle()
+        self.engine.check_integrity()
+        return first, again
 
     def _open_id(self) -> bytes:
         self._num_sessions += 1

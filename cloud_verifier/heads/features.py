@@ -37,10 +37,12 @@ class FeatureLog:
             self.end = start + len(nodes)
 
     def truncate(self, length: int) -> None:
-        """Keeps the tokens before position `length`."""
-        if self._rows is not None and self.end > length:
-            self._rows = self._rows[: max(0, length - self.start)]
-            self.start = min(self.start, length)
+        """Keeps the tokens before position `length`: nothing where it has none of these, so that no head begins with
+        features of no token."""
+        if length <= self.start:
+            self.forget()
+        elif self._rows is not None and self.end > length:
+            self._rows = self._rows[: length - self.start]
             self.end = length
 
     def forget(self) -> None:

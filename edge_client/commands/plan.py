@@ -48,7 +48,7 @@ from outrider.edge_client.planning.plan import (
 )
 from outrider.edge_client.planning.report import plan_json, plan_text
 from outrider.edge_client.planning.roofline import Roofline
-from outrider.edge_client.planning.samples import AcceptanceSequence
+from outrider.edge_client.planning.samples import AcceptanceSequence, SourceRounds
 
 _DURATIONS = {  # by part: flag, and what it is
     "draft_token": ("--t-draft", "a token of the draft, at the edge"),
@@ -249,6 +249,8 @@ class _Given:
     acceptance: tuple[Known, ...] = ()
     sequences: tuple[AcceptanceSequence, ...] = ()
     rooflines: Mapping[str, Roofline] = field(default_factory=dict)
+    sources: tuple[SourceRounds, ...] = ()
+    lacks_draft: bool = False
 
 
 def _given(namespace: argparse.Namespace) -> _Given:
@@ -369,6 +371,8 @@ def _complete(given: _Given) -> PlanParts:
         acceptance=given.acceptance,
         sequences=given.sequences,
         rooflines=given.rooflines,
+        sources=given.sources,
+        lacks_draft=given.lacks_draft,
     )
 
 
@@ -378,7 +382,7 @@ def _measure(
     """Returns all parts, measured where flags give none, the labels of both ends, and a JSON record."""
     from outrider.common.process.logs import setup_logging
     from outrider.edge_client.config.flags import load_run_config
-    from outrider.edge_client.planning.measure import PROMPTS, measure, parts_from
+    from outrider.edge_client.planning.measure import PROMPTS, measure, parts_from, rarely_measured
     from outrider.edge_client.session.factory import create_edge
 
     seconds = namespace.measure_s
@@ -400,7 +404,7 @@ def _measure(
     if given.acceptance:
         known["sequences"] = ()
     model = samples.model
-    labels = (*edge.labels, *(model.labels if model else ()))
+    labels = (*edge.labels, *(model.labels if model else ()), *rarely_measured(samples, config))
     num_rounds = len(samples.rounds) + len(samples.trees)
     about = {"verifier": namespace.measure, "seconds": seconds, "num_rounds": num_rounds}
     about["target"] = f"{model.model_id} ({model.dtype}, {model.device})" if model else ""

@@ -1,7 +1,8 @@
 """Measures the parts of a plan over the live link: drafting, verifying and streaming for a few seconds.
 
-Sessions of several draft lengths run one after the other, with cloud-only streams between them, until the
-time is up. The first round of a session is not counted: the draft's and the verifier's caches are cold then.
+Sessions of several draft lengths run one after the other until the time is up, with cloud-only streams between them,
+and co-located ones of each draft source that the verifier lists beside a draft model. The first round of a session
+is not counted: the draft's and the verifier's caches are cold then.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from itertools import count, cycle, pairwise
 
 from outrider.common.config.loader import with_values
 from outrider.common.errors import UsageError
-from outrider.common.types import ModelInfo
+from outrider.common.methods import sends_support
+from outrider.common.types import DRAFT_SOURCE, LOOKAHEAD, ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.config.tree import why_no_tree
 from outrider.edge_client.core.options import ExecutionMode
@@ -22,11 +24,14 @@ from outrider.edge_client.planning.plan import MAX_DRAFT_TOKENS
 from outrider.edge_client.planning.samples import (
     AcceptanceSequence,
     Known,
+    SourceRounds,
     acceptance_by_position,
     cost_line,
     known,
     replay_rounds,
     sequences_of,
+    source_rounds,
+    streamed_rounds,
 )
 from outrider.edge_client.session.factory import Edge
 
@@ -45,12 +50,14 @@ PROMPTS = (
 @dataclass(slots=True)
 class Samples:
     """Holds what was measured. `token_gaps_s` are the times between two tokens of a stream, without the
-    first; `sessions` are all of their rounds' (accepted, drafted). Rounds that were trees are apart."""
+    first; `sessions` are all of their rounds' (accepted, drafted). Rounds that were trees are apart, and those of
+    draft sources at the verifier, (seconds, tokens) by name."""
 
     rounds: list[RoundRecord] = field(default_factory=list)
     trees: list[RoundRecord] = field(default_factory=list)
     sessions: list[list[tuple[int, int]]] = field(default_factory=list)
     token_gaps_s: list[float] = field(default_factory=list)
+    source_rounds: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     num_draft_tokens: int = 0
     model: ModelInfo | None = None
 
@@ -69,6 +76,8 @@ class MeasuredParts:
     sequences: tuple[AcceptanceSequence, ...]
     tree_base: Known | None  # None: no tree was drafted
     tree_node: Known | None
+    sources: tuple[SourceRounds, ...]  # those with enough rounds
+    lacks_draft: bool  # the verifier has such sources and no draft
 
 
 def measure(
@@ -82,7 +91,7 @@ def measure(
     """Returns what sessions of `seconds` measured. Raises `LinkError` and what else a session raises."""
     samples, end_s = Samples(), clock() + seconds
     begin_s = end_s - seconds
-    for config, prompt, seed in _errands(edge.config, prompts, seconds):
+    for config, prompt, seed in _errands(edge.config, prompts, seconds, samples):
         session = edge.session(prompt, seed, config)
         for _ in session.generate():
             on_progress(min(1.0, (clock() - begin_s) / seconds), len(samples.rounds))
@@ -91,7 +100,10 @@ def measure(
         stats = session.result.stats
         samples.model = session.result.model or samples.model
         answered = [each for each in stats.rounds[1:] if each.is_answered]
-        if config.tree.use != "off":
+        if config.mode is ExecutionMode.CO_LOCATED:
+            rounds = samples.source_rounds.setdefault(config.draft_source, [])
+            rounds += streamed_rounds(stats.token_times_ns)
+        elif config.tree.use != "off":
             samples.trees += [each for each in answered if each.main_path is not None]
         else:
             samples.rounds += answered
@@ -108,9 +120,10 @@ def measure(
 
 
 def _errands(
-    config: RunConfig, prompts: Sequence[str], seconds: float
+    config: RunConfig, prompts: Sequence[str], seconds: float, samples: Samples
 ) -> Iterator[tuple[RunConfig, str, int]]:
-    """Yields the sessions to run: configuration, prompt, seed. A slow round is waited for and measured."""
+    """Yields the sessions to run: configuration, prompt, seed. A slow round is waited for and measured. Which
+    draft sources there are is known after the first one."""
     own_prompts, seeds = cycle(prompts), count(1 if config.seed is None else config.seed)
     for turn in count():
         num_tokens = FIRST_TOKENS if turn == 0 else LATER_TOKENS
@@ -129,9 +142,32 @@ def _errands(
             yield with_values(speculative, num_speculative_tokens=length), prompt, next(seeds)
             if number % 3 == 0:
                 yield replace(common, mode=ExecutionMode.CLOUD_ONLY), prompt, next(seeds)
+            if number == 2:
+                for source in _sources(samples.model, config):
+                    yield _co_located(common, source), prompt, next(seeds)
         trees = [with_values(speculative, tree=nodes) for nodes in NODES]
         for config_of_trees in trees if not why_no_tree(trees[0]) else ():
             yield config_of_trees, prompt, next(seeds)
+
+
+def _sources(model: ModelInfo | None, config: RunConfig) -> list[str]:
+    """Returns what drafts at the verifier beside a draft model, and goes with the method."""
+    unusable = [DRAFT_SOURCE, *([LOOKAHEAD] if sends_support(config.verification.method) else [])]
+    return [name for name in (model.draft_sources if model else ()) if name not in unusable]
+
+
+def _co_located(common: RunConfig, source: str) -> RunConfig:
+    """Returns the session of `--mode co-located --draft-source NAME`, which drafts the trees of its default. It is as
+    long in the first turn: rounds of several tokens are fewer."""
+    return with_values(
+        common,
+        mode=ExecutionMode.CO_LOCATED,
+        draft_source=source,
+        tree=None,
+        num_speculative_tokens=None,
+        support_size=None,
+        max_new_tokens=LATER_TOKENS,
+    )
 
 
 def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
@@ -153,6 +189,10 @@ def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
     if samples.trees:
         times = [(each.num_draft_tokens, each.draft_ms / 1e3) for each in samples.trees]
         tree_base, tree_node = cost_line(times, is_flat=False)
+    found_sources = tuple(
+        source_rounds(name, each) for name, each in samples.source_rounds.items() if len(each) >= MIN_ROUNDS
+    )
+    has_draft = samples.model is None or DRAFT_SOURCE in samples.model.draft_sources
     return MeasuredParts(
         draft_token=draft_token,
         draft_fixed=draft_fixed,
@@ -164,4 +204,16 @@ def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
         sequences=sequences,
         tree_base=tree_base,
         tree_node=tree_node,
+        sources=found_sources,
+        lacks_draft=bool(found_sources) and not has_draft,
     )
+
+
+def rarely_measured(samples: Samples, config: RunConfig, flag: str = "--measure-s") -> list[str]:
+    """Returns a line for each draft source at the verifier that had too few rounds for a part of the plan."""
+    counts = {name: len(samples.source_rounds.get(name, ())) for name in _sources(samples.model, config)}
+    return [
+        f"co-located, {name}: too little was measured ({count} rounds): give {flag} more"
+        for name, count in counts.items()
+        if count < MIN_ROUNDS
+    ]

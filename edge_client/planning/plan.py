@@ -33,6 +33,7 @@ from outrider.edge_client.planning.samples import (
     MEASURED,
     AcceptanceSequence,
     Known,
+    SourceRounds,
     acceptance_by_position,
     replay_rounds,
 )
@@ -51,7 +52,8 @@ class PlanParts:
 
     `acceptance[i]` is that of a draft's token i given those before it; the last repeats. Where `sequences`
     are known, each draft length has the acceptance that its rounds would have had in them. `rooflines` are
-    those that computed times come from, by "draft" and "target".
+    those that computed times come from, by "draft" and "target". `sources` are measured draft sources at the
+    verifier; `lacks_draft`: it has them and no draft model, so that co-located drafting by one is no choice.
     """
 
     draft_token: Known
@@ -68,6 +70,8 @@ class PlanParts:
     acceptance: tuple[Known, ...]
     sequences: tuple[AcceptanceSequence, ...] = ()
     rooflines: Mapping[str, Roofline] = field(default_factory=dict)
+    sources: tuple[SourceRounds, ...] = ()
+    lacks_draft: bool = False
 
     @property
     def models(self) -> ModelCosts:
@@ -98,14 +102,16 @@ class PlanParts:
 
 @dataclass(frozen=True, slots=True)
 class ModePlan:
-    """Holds one mode at its best draft length, or `tree` at its best number of nodes. `target_s` is the target's own
-    time for a token."""
+    """Holds one mode at its best draft length, or `tree` at its best number of nodes, or a measured draft
+    source. `target_s` is the target's own time for a token."""
 
     mode: str
     num_draft_tokens: int | None
     token_s: float
     target_s: float
     num_in_flight: int = 0  # pipelined: rounds in flight at once
+    draft_source: str = ""  # at the verifier, measured
+    tokens_per_round: float = 0.0  # of such a source
 
     @property
     def tokens_per_s(self) -> float:
@@ -165,6 +171,12 @@ class Plan:
         """Returns whether drafting beside the target is faster than drafting at the edge."""
         return self.modes[ExecutionMode.CO_LOCATED].token_s < self.best_edge.token_s
 
+    @property
+    def fastest(self) -> ModePlan:
+        """Returns the fastest of all that write the target's text and that the verifier has the models for."""
+        excluded = {ExecutionMode.EDGE_ONLY, *([ExecutionMode.CO_LOCATED] if self.parts.lacks_draft else [])}
+        return min((m for m in self.modes.values() if m.mode not in excluded), key=lambda m: m.token_s)
+
     def speedup(self, mode: ModePlan) -> float:
         """Returns how many times faster than cloud-only the mode is."""
         return self.modes[ExecutionMode.CLOUD_ONLY].token_s / mode.token_s if mode.token_s else math.inf
@@ -202,6 +214,7 @@ def make_plan(parts: PlanParts, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Pla
         _pipelined(lengths, models, link),
         ModePlan(ExecutionMode.CLOUD_ONLY, None, cloud_only_s(models, link), models.target_token_s),
         _colocated(lengths, models, link),
+        *(_by_source(each, link) for each in parts.sources),
         ModePlan(ExecutionMode.EDGE_ONLY, None, edge_only_s(models), 0.0),
     )
     return Plan(parts, {each.mode: each for each in modes}, lengths, trees)
@@ -247,4 +260,18 @@ def _colocated(lengths: tuple[LengthPlan, ...], models: ModelCosts, link: LinkCo
     round_there_s = round_s(best.num_draft_tokens, colocated_models(models), LinkCosts(rtt_s=0.0))
     return ModePlan(
         ExecutionMode.CO_LOCATED, best.num_draft_tokens, token_s(best), round_there_s / best.tokens_per_round
+    )
+
+
+def _by_source(source: SourceRounds, link: LinkCosts) -> ModePlan:
+    """As for any stream, the link may be slower than the verifier, and its RTT is hidden."""
+    round_there_s, tokens = source.round.value, source.tokens_per_round
+    round_here_s = max(round_there_s, link.stream_token_bytes_down / link.rate_down)
+    return ModePlan(
+        f"{ExecutionMode.CO_LOCATED}, {source.name}",
+        None,
+        round_here_s / tokens,
+        round_there_s / tokens,
+        draft_source=source.name,
+        tokens_per_round=tokens,
     )

@@ -9,7 +9,16 @@ from typing import Any
 
 from outrider.common.config.units import show_duration, show_rate
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.planning.plan import ASSUMED, COMPUTED, TREE, Known, LengthPlan, ModePlan, Plan
+from outrider.edge_client.planning.plan import (
+    ASSUMED,
+    COMPUTED,
+    MEASURED,
+    TREE,
+    Known,
+    LengthPlan,
+    ModePlan,
+    Plan,
+)
 from outrider.edge_client.planning.trees import TreePlan
 
 _GREEN, _YELLOW, _DIM, _RESET = "\x1b[32m", "\x1b[33m", "\x1b[2m", "\x1b[0m"
@@ -105,11 +114,16 @@ def headline(plan: Plan) -> list[str]:
         verb = "would be faster still" if plan.pays else "would pay"
         found = f"Co-located speculation {verb}, with a draft in the verifier"
         lines.append(f"{found}: {_ms(colocated)} a token.")
+    if (fastest := plan.fastest).draft_source:
+        found = f"{fastest.tokens_per_round:.1f} tokens a round, {_ms(fastest)} a token (measured)"
+        lines.append(f"Of what this verifier has, {fastest.mode} is the fastest: {found}.")
     return lines
 
 
 def advice(plan: Plan) -> str:
-    """Returns the command that runs the best mode."""
+    """Returns the command that runs the best mode. Co-located drafting is advised where it was measured."""
+    if source := plan.fastest.draft_source:
+        return f"To run so: edge-client run --mode co-located --draft-source {source}"
     if not plan.pays:
         flags = "--mode cloud-only"
     elif plan.best_edge.mode == TREE:
@@ -126,12 +140,17 @@ def plan_json(
 ) -> dict[str, Any]:
     """Returns the plan with times in ms and rates in bytes a second; null is "no limit", for a break-even "at
     every RTT"."""
-    parts = {name: _known_json(name, getattr(plan.parts, name)) for name in _PART_NAMES}
+    parts: dict[str, Any] = {name: _known_json(name, getattr(plan.parts, name)) for name in _PART_NAMES}
+    if plan.parts.sources:
+        parts["draft_sources"] = {
+            each.name: {"round": _known_json("round", each.round), "tokens_per_round": each.tokens_per_round}
+            for each in plan.parts.sources
+        }
     modes = {name: _mode_json(plan, each, price_per_hour) for name, each in plan.modes.items()}
     return {
         "schema": 1,
         "pays": plan.pays,
-        "best": min(plan.modes.values(), key=lambda m: (m.mode == ExecutionMode.EDGE_ONLY, m.token_s)).mode,
+        "best": plan.fastest.mode,
         "headline": " ".join(headline(plan)),
         "parts": {**parts, "acceptance": [_known_json("", each) for each in plan.parts.acceptance]},
         "predicted": {
@@ -155,11 +174,12 @@ def plan_json(
 
 def _mode_lines(plan: Plan, price_per_hour: float | None) -> list[str]:
     price = "" if price_per_hour is None else f"{'cost/M tokens':>16}"
-    head = f"{'mode, predicted':<17}{'draft':>6}{'ms/token':>10}{'tokens/s':>10}{': cloud-only':>14}"
+    width = max(17, *(len(mode) + 1 for mode in plan.modes))
+    head = f"{'mode, predicted':<{width}}{'draft':>6}{'ms/token':>10}{'tokens/s':>10}{': cloud-only':>14}"
     lines = [head + price]
     for each in plan.modes.values():
         length = "-" if each.num_draft_tokens is None else str(each.num_draft_tokens)
-        row = f"{each.mode:<17}{length:>6}{each.token_s * 1e3:>10.2f}{each.tokens_per_s:>10.1f}"
+        row = f"{each.mode:<{width}}{length:>6}{each.token_s * 1e3:>10.2f}{each.tokens_per_s:>10.1f}"
         row += f"{plan.speedup(each):>14.2f}"
         row += "" if price_per_hour is None else f"{each.cost_per_million(price_per_hour):>16.2f}"
         lines.append(row + _remark(each))
@@ -167,6 +187,8 @@ def _mode_lines(plan: Plan, price_per_hour: float | None) -> list[str]:
 
 
 def _remark(mode: ModePlan) -> str:
+    if mode.draft_source:
+        return f"   {mode.tokens_per_round:.1f} tokens a round, measured"
     match mode.mode:
         case ExecutionMode.PIPELINED:
             return f"   {mode.num_in_flight} rounds in flight"
@@ -227,6 +249,9 @@ def _part_lines(plan: Plan, labels: Sequence[str]) -> list[str]:
         known: Known = getattr(plan.parts, name)
         show = show_rate if name.startswith("rate") else show_duration
         lines.append(f"  {title:<32}{show(known.value):<14}{_origin(name, known)}")
+    for each in plan.parts.sources:
+        title = f"co-located, {each.name}, a round"
+        lines.append(f"  {title:<32}{show_duration(each.round.value):<14}{_origin('round', each.round)}")
     lines += _acceptance_lines(plan)
     lines += [f"  {name} computed: {roofline}" for name, roofline in plan.parts.rooflines.items()]
     lines += [f"  {label}" for label in labels]
@@ -308,6 +333,8 @@ def _mode_json(plan: Plan, mode: ModePlan, price_per_hour: float | None) -> dict
     }
     if mode.num_in_flight:
         record["num_rounds_in_flight"] = mode.num_in_flight
+    if mode.draft_source:
+        record |= {"tokens_per_round": mode.tokens_per_round, "source": MEASURED}
     if price_per_hour is not None:
         record["cost_per_million_tokens"] = mode.cost_per_million(price_per_hour)
     return record

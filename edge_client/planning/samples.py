@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from outrider.common import sequences
 from outrider.common.step_time import LeastSquaresTime
@@ -31,6 +32,32 @@ class Known:
     low: float | None = None
     high: float | None = None
     num_samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRounds:
+    """Holds the measured rounds of a draft source at the verifier: seconds, and tokens that each brings."""
+
+    name: str
+    round: Known
+    tokens_per_round: float
+
+
+def streamed_rounds(token_times_ns: Sequence[int]) -> list[tuple[float, int]]:
+    """Returns (seconds, tokens) of a co-located stream's rounds, by the times at which its tokens came: those of a
+    round come together.
+
+    A round begins where the one before it came, so the round trip is in none but the first, which followed the
+    request and is left out, as are the opening's token and the last round, which `max_new_tokens` cuts.
+    """
+    messages = list(Counter(token_times_ns[1:]).items())[:-1]
+    return [((after - before) / 1e9, num_tokens) for (before, _), (after, num_tokens) in pairwise(messages)]
+
+
+def source_rounds(name: str, rounds: Sequence[tuple[float, int]]) -> SourceRounds:
+    """Returns a source's part from (seconds, tokens) of its rounds."""
+    tokens_per_round = statistics.fmean(num_tokens for _, num_tokens in rounds)
+    return SourceRounds(name, known([seconds for seconds, _ in rounds]), tokens_per_round)
 
 
 def known(samples: Sequence[float]) -> Known:

@@ -181,6 +181,25 @@ def test_states_are_right_after_an_eviction_and_a_cached_prefix(target: Target) 
     assert not any(head.num_wrong for head in heads)
 
 
+def test_a_stream_that_is_resumed_from_an_earlier_token_is_drafted_for(
+    target: Target, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    truth, backend = Truth(target.directory), target.load()
+    knowing = [
+        KnowingHead(backend, truth, "last", reads_all=False),
+        KnowingHead(backend, truth, "all", reads_all=True),
+    ]
+    trained = [load_head(make_heads(tmp_path / kind, kind), backend) for kind in ("medusa", "hydra")]
+    service = Service(backend, [*knowing, *trained])
+    for source in ("last", "all", "medusa", "hydra"):
+        case = Case(make_prompt(2, 20), SamplingParams(seed=1), source, 8)
+        first, resumed = service.write_resumed(case, NUM_NEW, num_again=12)
+        assert first.token_ids == resumed.token_ids == cloud_only(service, case)
+        if source in ("last", "all"):
+            assert resumed.num_steps < first.num_steps and resumed.num_accepted
+    assert not any(head.num_wrong for head in knowing) and not caplog.records, "a draft failed"
+
+
 def cloud_only(service: Service, case: Case) -> list[int]:
     alone = replace(case, source=CLOUD_ONLY, method=Method.COUPLED)
     return service.write([alone], NUM_NEW)[0].token_ids
@@ -199,6 +218,9 @@ def test_features_follow_what_is_done_to_the_kv() -> None:
     log.append(5, rows[5:7])  # after a rollback: what was before is not known to be of this text
     assert (log.start, log.end, log.take()[:, 0].tolist()) == (5, 7, [5, 6])
     log.truncate(2)
-    assert (log.start, log.end) == (2, 2) and not len(log.take())
+    assert (log.start, log.end, log.take()) == (0, 0, None), (
+        "no features are none that a head could begin with"
+    )
+    log.append(2, rows[2:4])
     log.forget()
     assert log.take() is None

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
+from support.edge.edge_fakes import make_model
+from support.processes.pairs import EMBEDDED
 from support.processes.server import serving
 from support.timed import timed
 
+from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.heads.loading import load_head
+from outrider.cloud_verifier.heads.lookahead import Lookahead
 from outrider.common.config.units import (
     parse_bandwidth,
     parse_duration,
@@ -26,7 +33,8 @@ from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fa
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.tree_policy import tree_costs, tree_tokens
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.planning.measure import Samples, measure, parts_from
+from outrider.edge_client.planning import measure as measuring
+from outrider.edge_client.planning.measure import Samples, measure, parts_from, rarely_measured
 from outrider.edge_client.planning.memory import MemoryPlan, memory_text, nearest_shape
 from outrider.edge_client.planning.plan import (
     GIVEN,
@@ -36,13 +44,15 @@ from outrider.edge_client.planning.plan import (
     PlanParts,
     make_plan,
 )
-from outrider.edge_client.planning.report import advice, headline
+from outrider.edge_client.planning.report import advice, headline, plan_json, plan_text
 from outrider.edge_client.planning.roofline import Roofline
 from outrider.edge_client.planning.samples import (
     acceptance_by_position,
     cost_line,
     replay_rounds,
     sequence_of,
+    source_rounds,
+    streamed_rounds,
 )
 from outrider.edge_client.planning.trees import accepted_chances
 from outrider.edge_client.session.factory import Edge
@@ -260,6 +270,95 @@ def test_measured_parts_are_the_true_ones_of_a_synthetic_pair(is_timed: bool) ->
         assert max(found.target_token.value, round_s, found.rtt.value) < 0.03
     first = found.acceptance[0]
     assert first.low is not None and first.high is not None and first.low <= 0.8 <= first.high
+
+
+MS = 1_000_000
+
+
+@pytest.mark.parametrize("rtt_ms", [0, 200])
+def test_the_round_trip_is_in_no_round_of_a_stream_but_the_first(rtt_ms: int) -> None:
+    begin = (5 + rtt_ms) * MS  # the request follows the opening's token
+    arrivals_ms = [(0, 3), (10, 2), (20, 3), (30, 1), (40, 2)]
+    times = [5 * MS, *(begin + after * MS for after, num in arrivals_ms for _ in range(num))]
+    rounds = streamed_rounds(times)
+    assert rounds == [(0.01, 2), (0.01, 3), (0.01, 1)], "the first waits for the link, the last is cut"
+    found = source_rounds("medusa", rounds)
+    assert (found.name, found.round.value, found.tokens_per_round) == ("medusa", pytest.approx(0.01), 2.0)
+    assert streamed_rounds(times[:1]) == streamed_rounds([]) == []
+
+
+def test_a_measured_source_is_a_mode_and_is_advised_where_nothing_is_faster() -> None:
+    medusa = source_rounds("medusa", [(0.02, 2), (0.02, 3)])
+    hydra = source_rounds("hydra", [(0.1, 2)])
+    plan = make_plan(replace(parts(0.05), sources=(medusa, hydra)))
+    found = plan.modes["co-located, medusa"]
+    assert plan.fastest is found and (found.token_s, found.target_s) == (pytest.approx(0.008),) * 2
+    assert headline(plan)[-1] == (
+        "Of what this verifier has, co-located, medusa is the fastest: 2.5 tokens a round, 8 ms a token (measured)."
+    )
+    assert advice(plan) == "To run so: edge-client run --mode co-located --draft-source medusa"
+    rows = [line.split() for line in plan_text(plan, price_per_hour=3.6).splitlines()]
+    row = ["co-located,", "medusa", "-", "8.00", "125.0", "8.75", "8.00"]
+    assert [*row, "2.5", "tokens", "a", "round,", "measured"] in rows
+    told = plan_json(plan, price_per_hour=None, labels=(), more={})
+    assert told["best"] == "co-located, medusa" and list(told["parts"]["draft_sources"]) == [
+        "medusa",
+        "hydra",
+    ]
+    mode = told["predicted"]["modes"]["co-located, medusa"]
+    assert (mode["source"], mode["tokens_per_round"]) == (MEASURED, 2.5)
+
+
+def test_a_source_slower_than_a_draft_there_is_advised_only_where_there_is_none() -> None:
+    made = replace(parts(0.05), sources=(source_rounds("medusa", [(0.08, 2)]),))
+    assert make_plan(made).fastest.mode == ExecutionMode.CO_LOCATED
+    assert "--draft-source" not in advice(make_plan(made))
+    alone = make_plan(replace(made, lacks_draft=True))
+    assert alone.fastest.draft_source == "medusa" and "--draft-source medusa" in advice(alone)
+
+
+def test_a_slow_link_holds_a_measured_stream_up_too() -> None:
+    made = replace(parts(0.05), sources=(source_rounds("medusa", [(0.02, 2)]),), rate_down=Known(1.0, GIVEN))
+    found = make_plan(made).modes["co-located, medusa"]
+    assert found.token_s == made.link.stream_token_bytes_down / 2 and found.target_s == pytest.approx(0.01)
+
+
+def test_without_other_sources_a_plan_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*FLAGS, "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "draft_sources" not in told["parts"] and "fastest" not in told["headline"]
+
+
+def test_heads_of_a_verifier_are_measured_beside_the_edges_draft(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ticks = itertools.count()  # so that a slow machine measures as much
+    monkeypatch.setattr(measuring, "measure", partial(measure, clock=lambda: next(ticks) / 100))
+    backend = load_target(EMBEDDED / "target", kv_bytes=64 << 20)
+    sources = [load_head(EMBEDDED / "heads" / "medusa", backend), Lookahead(backend)]
+    with serving(backend, drafter=CoLocatedDrafter(None, sources)) as server:
+        flags = ["plan", "--measure", f"127.0.0.1:{server.port}", "--measure-s", "5", "--seed", "1", "--json"]
+        assert main([*flags, "--temperature", "0"]) == 0
+        coupled = json.loads(capsys.readouterr().out)
+        assert main([*flags, "--method", "sparse", "--support-size", "8"]) == 0
+        sparse = json.loads(capsys.readouterr().out)
+    found = coupled["parts"]["draft_sources"]
+    assert list(found) == ["medusa", "lookahead"] and list(sparse["parts"]["draft_sources"]) == ["medusa"]
+    assert 1.5 < found["medusa"]["tokens_per_round"] < 6 and 1 <= found["lookahead"]["tokens_per_round"] < 6
+    for name, each in found.items():
+        mode = coupled["predicted"]["modes"][f"co-located, {name}"]
+        assert mode["tpot_ms"] == pytest.approx(each["round"]["value"] / each["tokens_per_round"])
+        assert each["round"]["source"] == MEASURED and each["round"]["n"] >= 6
+    assert not any("too little" in label for label in coupled["labels"])
+
+
+def test_a_source_that_the_time_did_not_reach_is_said() -> None:
+    model = make_model(draft_sources=("draft", "medusa", "lookahead"))
+    samples = Samples(source_rounds={"medusa": [(0.01, 2)]}, model=model)
+    assert rarely_measured(samples, run_config()) == [
+        "co-located, medusa: too little was measured (1 rounds): give --measure-s more",
+        "co-located, lookahead: too little was measured (0 rounds): give --measure-s more",
+    ]
 
 
 def test_too_little_is_not_taken_for_a_measurement() -> None:
