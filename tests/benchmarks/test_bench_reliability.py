@@ -82,12 +82,10 @@ def test_growth_is_that_of_an_hour_between_the_medians_of_the_thirds() -> None:
     assert growth_percent([(t, {"MiB": 7.0}) for t, _ in samples], "MiB") == 0.0
 
 
-def test_of_files_the_growth_is_that_of_what_stays_open() -> None:
-    busy = [(60.0 * minute, {"files": 17.0 + minute % 4 + (minute > 20)}) for minute in range(30)]
-    assert (
-        growth_percent(
-            [(t, {"files": 17.0 + (minute * 7) % 5}) for minute, (t, _) in enumerate(busy)], "files"
-        )
-        == 0
-    )
-    assert growth_percent(busy, "files") == pytest.approx(100 / 17 * 3, rel=0.01)
+def test_growth_is_that_of_medians_an_hour() -> None:
+    steady = [(60.0 * minute, {"files": 17.0 + (minute * 7) % 5}) for minute in range(30)]
+    assert growth_percent(steady, "files") == 0
+    leaking = [(at_s, {"files": each["files"] + at_s / 600}) for at_s, each in steady]
+    assert growth_percent(leaking, "files") == pytest.approx(100 * 6 / 19.5, rel=0.15)
+    spiked = [(at_s, {"files": each["files"] + 90 * (at_s > 1700)}) for at_s, each in steady]
+    assert growth_percent(spiked, "files") == 0
