@@ -11,8 +11,10 @@ import pytest
 from support.calls import eventually
 from support.edge.tcp_proxy import TcpProxy
 from support.processes.pairs import EMBEDDED
+from support.processes.server import serving
 
 import outrider
+from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.config.flags import with_keys
@@ -190,9 +192,11 @@ def test_a_wrong_address_is_said_at_once(verifier: str, error: type[Exception]) 
         outrider.connect(verifier)
 
 
-def test_after_an_error_the_text_so_far_is_there(verifier: VerifierServer) -> None:
+def test_after_an_error_the_text_so_far_is_there() -> None:
+    """With a verifier of its own, which keeps the session whose edge went away."""
     settings = {"on_timeout": "fail", "timeout_ms": 1000, "mode": "speculative", "pipeline": "off"}
     with (
+        serving(load_target(EMBEDDED / "target")) as verifier,
         TcpProxy(verifier.port) as proxy,
         outrider.connect(f"127.0.0.1:{proxy.port}", **settings) as client,  # type: ignore[arg-type]
         client.stream(PROMPT, max_new_tokens=3000, ignore_eos=True) as stream,
