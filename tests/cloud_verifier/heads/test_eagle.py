@@ -244,10 +244,13 @@ def test_a_long_prompt_is_read_beside_the_steps(target: Path, tmp_path: Path) ->
     backend = load_target(target, kv_bytes=64 << 20)
     head = make_checked(target, make_eagle(tmp_path, "specforge"), backend)
     service = Service(backend, [head])
-    case = Case(make_prompt(5, READ_CHUNK + 80), SamplingParams(seed=3), "eagle", 8)
-    (text,) = service.write([case], NUM_NEW)
-    assert text.token_ids == cloud_only(service, case)
-    assert head.num_checked and not head.num_wrong
+    for seed in range(40):  # on a busy machine a text may end before its prompt is read
+        case = Case(make_prompt(5, READ_CHUNK + 80), SamplingParams(seed=seed), "eagle", 8)
+        (text,) = service.write([case], NUM_NEW)
+        assert text.token_ids == cloud_only(service, case) and not head.num_wrong
+        if head.num_checked:
+            return
+    raise AssertionError("no text of 40 was drafted for")
 
 
 def test_features_of_many_prompts_are_bounded(target: Path, tmp_path: Path) -> None:
