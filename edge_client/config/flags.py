@@ -16,6 +16,18 @@ from outrider.edge_client.core.options import OnTimeout
 _FLAG = re.compile(r"--[a-z][a-z-]+")
 _KEYS = {leaf.flag: leaf.key for leaf in leaves(RunConfig)}
 
+_OFTEN = (
+    "verifier",
+    "draft",
+    "mode",
+    "max_new_tokens",
+    "temperature",
+    "seed",
+    "stop",
+    "tree",
+    "on_timeout",
+)
+
 COLOUR_NOTE = (
     "On a terminal, accepted drafts are green, the target's corrections yellow, unverified tokens red and "
     "underlined; NO_COLOR=1 turns colours off."
@@ -27,7 +39,7 @@ def add_config(parser: argparse.ArgumentParser, words: str = "", has_serve: bool
     """Adds the flags. `words` are the verb's arguments beside options. `has_serve` adds the flags of the
     section `serve`, which every verb takes in its file."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
-    add_flags(parser, RunConfig, without=() if has_serve else (SECTION,), is_grouped=True)
+    add_flags(parser, RunConfig, without=() if has_serve else (SECTION,), is_grouped=True, often=_OFTEN)
     parser.usage = f"%(prog)s [OPTION ...] {words}".rstrip()  # argparse would name every option
 
 
