@@ -209,16 +209,21 @@ def test_the_page_shows_that_the_link_is_gone_while_it_is_and_after_a_reload(
         return str(browser.run(f"document.getElementById({name!r}).textContent"))
 
     is_shown, is_back = (f"document.querySelector('#gone{is_}')" for is_ in (":not([hidden])", "[hidden]"))
-    is_new = "!document.querySelector('#text .t')"
+    is_new = "document.readyState === 'complete' && !document.getElementById('about').textContent.startsWith('fake')"
     browser.open(behind.url + "/", 1280, 800)
     browser.wait_for(f"document.querySelectorAll('#mode option').length === 5 && {is_back}")
     browser.run("document.getElementById('max').value = 380; document.getElementById('go').click()")
     browser.wait_for("document.querySelectorAll('#text .t').length > 3")
+    browser.run(
+        "notes = []; write_note = note; note = (turn, ...rest) => { notes.push(rest[0]); write_note(turn, ...rest); }"
+    )
     proxy.is_swallowing = True
     browser.wait_for(is_shown)
     assert re.search(r"verifier at \S+ does not answer: texts wait for it", text("gone"))
-    browser.wait_for("document.getElementById('note').className === 'bad'")
-    assert "no answer from" in text("note") and text("go") == "Write"
+    browser.wait_for("document.getElementById('go').textContent === 'Write'")
+    assert browser.run("document.getElementById('note').className") == "note bad"
+    assert "no answer for 1 s: waiting for the verifier" in browser.run("notes")
+    assert "no answer" in text("note") and text("go") == "Write"
     browser.open(behind.url + "/", 1280, 800)
     browser.wait_for(f"{is_new} && {is_shown}")
     assert text("about").startswith("verifier unreachable at "), "whatever was known of it before"
