@@ -100,8 +100,13 @@ def _add_run(run: argparse.ArgumentParser) -> None:
 
 def _add_draft(draft: argparse.ArgumentParser) -> None:
     verbs = draft.add_subparsers(dest="draft_verb", required=True, metavar="VERB")
-    export = verbs.add_parser("export", help="turn a Hugging Face directory into an INT4 ONNX draft")
-    export.add_argument("hf_dir", type=Path, metavar="HF_DIR", help="Llama, Qwen2 or Qwen3 in safetensors")
+    export = verbs.add_parser("export", help="turn a Hugging Face directory into an ONNX draft")
+    export.add_argument(
+        "hf_dir",
+        type=Path,
+        metavar="HF_DIR",
+        help="Llama, Mistral, Qwen2, Qwen3, Gemma (1 to 3), Phi, Phi-3, GPT-NeoX or GPT-2 in safetensors",
+    )
     export.add_argument("out_dir", type=Path, metavar="OUT_DIR", help="directory to write; made if missing")
     export.add_argument("--max-context", type=int, metavar="N", help="shorten the context to N tokens")
     export.add_argument(
@@ -111,9 +116,25 @@ def _add_draft(draft: argparse.ArgumentParser) -> None:
         help="export only the model's first N layers, with its norm and head",
     )
     export.add_argument(
-        "--check",
+        "--precision",
+        choices=("int4", "int8", "fp16", "auto"),
+        default="auto",
+        help="of the weights; auto, the default, is the smallest that loses at most 2 points of acceptance against the "
+        "float model on text, and int4 above 250 M parameters",
+    )
+    export.add_argument(
+        "--text",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help='with --precision auto: text to compare on, UTF-8 or .jsonl with "text" or "prompt" on every line; '
+        "default: held-out prompts beside the embedded draft",
+    )
+    export.add_argument(
+        "--self-check",
         action="store_true",
-        help="compare the export's probabilities with those of its source in PyTorch (extra edge-torch)",
+        help="print the export's agreement and speed beside its source's in PyTorch (extra edge-torch)",
     )
     export.add_argument(
         "--mc-dropout", action="store_true", help="also write the variant that --gate-variance needs"

@@ -1,8 +1,8 @@
 """Chooses an export's precision: the smallest that agrees with the float model on text.
 
-Agreement is the mean, over a text's tokens, of Σ min(p, q) between the float model's probabilities p and the export's q: the
-chance that rejection sampling accepts a token which the export drafted, were the float model the target (Leviathan et al.
-2023, §3.1). Both read the text itself, at the temperature that sessions sample at by default.
+Agreement is the mean, over a text's tokens, of Σ min(p, q) between the float model's probabilities p and the export's
+q: the chance that rejection sampling accepts a token which the export drafted, were the float model the target (Leviathan
+et al. 2023, §3.1). Both read the text itself, at the temperature that sessions sample at by default.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_LOSS = 0.02  # of acceptance against itself that a smaller precision may cos
 MAX_MEASURED_PARAMETERS = 250_000_000  # in float32 1 GB to write, load and run; larger ones stay INT4
 NUM_PASSAGES, PASSAGE_TOKENS = 16, 64  # of the text that is compared on
 _CHUNK_TOKENS = 16  # of a run: four rows of the whole vocabulary are kept for each
-_TEMPERATURE = 1.0
+TEMPERATURE = 0.8  # the default of `edge-client run`
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def read_passages(source: Source, graph: BuiltGraph, passages: Sequence[Sequence
         write_draft(source, graph, Path(scratch))
         with OnnxDraftModel.open(Path(scratch)) as model:
             for passage in passages:
-                runner, _ = model.sequence(SamplingParams(temperature=_TEMPERATURE)).parts
+                runner, _ = model.sequence(SamplingParams(temperature=TEMPERATURE)).parts
                 yield from _read(runner, passage)
 
 

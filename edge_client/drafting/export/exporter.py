@@ -60,7 +60,6 @@ class Source:
         precision: str,
         *,
         accuracy_level: int = INT8_ACTIVATIONS,
-        exceptions: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> BuiltGraph:
         """Returns the graph in a precision. Raises `ModelError` for weights that are missing or misshapen."""
@@ -72,7 +71,6 @@ class Source:
             context=self.context,
             precision=precision,
             accuracy_level=accuracy_level,
-            exceptions=exceptions,
         )
         model = builder.build(progress or _silent)
         return BuiltGraph(model, precision, builder.fallbacks, tensors.num_parameters_read)

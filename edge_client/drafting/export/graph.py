@@ -20,7 +20,7 @@ Operators of the domain `com.microsoft` are onnxruntime's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,16 +46,14 @@ class GraphBuilder:
         context: int,
         precision: str,
         accuracy_level: int,
-        exceptions: Mapping[str, str] | None = None,
     ) -> None:
         """`num_tokens` <= vocab_size drops the embedding's padding rows, so ids past the tokenizer
-        have no logit; `context` positions of rotary angles are written. `exceptions` are matrices (by their first
-        tensor) with a precision of their own."""
+        have no logit; `context` positions of rotary angles are written."""
         self._config = config
         self._weights = weights
         self._num_tokens = num_tokens
         self._context = context
-        self._pieces = GraphPieces(precision, accuracy_level, exceptions or {})
+        self._pieces = GraphPieces(precision, accuracy_level)
         self._constant, self._node = self._pieces.constant, self._pieces.node
 
     @property

@@ -25,11 +25,9 @@ _ACTIVATIONS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {  # operator, 
 class GraphPieces(OnnxWriter):
     """Writes pieces; each takes the name of its input and returns that of its output, `[1, n, size]` both."""
 
-    def __init__(self, precision: str, accuracy_level: int, exceptions: Mapping[str, str]) -> None:
-        """`exceptions` are matrices, by their first tensor, that have another precision."""
+    def __init__(self, precision: str, accuracy_level: int) -> None:
         super().__init__(accuracy_level)
         self._precision = precision
-        self._exceptions = exceptions
         self._tables: dict[str, Matrix] = {}
         self.fallbacks: dict[str, str] = {}  # tensors in another precision, and in which
 
@@ -81,8 +79,7 @@ class GraphPieces(OnnxWriter):
         self.matmul(out, hidden, name, matrix, "" if bias is None else f"{name}.bias", stored)
 
     def _encode(self, name: str, linear: Linear) -> Matrix:
-        asked = self._exceptions.get(linear.tensors[0], self._precision)
-        matrix, found = encode(linear.weights, asked, name)
+        matrix, found = encode(linear.weights, self._precision, name)
         if found != self._precision:
             self.fallbacks |= dict.fromkeys(linear.tensors, found)
         return matrix

@@ -9,7 +9,6 @@ from outrider.edge_client.drafting.export.quantize import Float32, FloatMatrix, 
 
 INT4, INT8, FLOAT16, FLOAT32 = "int4", "int8", "fp16", "fp32"
 PRECISIONS = (INT4, INT8, FLOAT16)  # from the smallest
-AUTO = "auto"
 _NUM_BITS = {INT4: 4, INT8: 8}
 _LARGEST_FLOAT16 = 65504.0
 
