@@ -1,8 +1,8 @@
 """Chooses an export's precision: the smallest that agrees with the float model on text.
 
 Agreement is the mean, over a text's tokens, of Σ min(p, q) between the float model's probabilities p and the export's
-q: the chance that rejection sampling accepts a token which the export drafted, were the float model the target (Leviathan
-et al. 2023, §3.1). Both read the text itself, at the temperature that sessions sample at by default.
+q: the chance that rejection sampling accepts a token which the export drafted, were the float model the target
+(Leviathan et al. 2023, §3.1). Both read the text itself, at the temperature that sessions sample at by default.
 """
 
 from __future__ import annotations
