@@ -9,7 +9,7 @@ PIP    := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 PROTO  := proto/outrider/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair pair-bank bank-traces bench bench-main bench-engine bench-bank bench-pair bench-methods bench-controller bench-daemon bench-reliability bench-real bench-trees bench-heads bench-gpu-paths bench-quantised gpu-check house experiments experiments-quick pages install-service uninstall-service clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair pair-bank bank-traces bench bench-main bench-engine bench-bank bench-pair bench-methods bench-controller bench-daemon bench-reliability bench-real bench-trees bench-heads bench-sources bench-gpu-paths bench-quantised gpu-check house experiments experiments-quick pages install-service uninstall-service clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -101,6 +101,9 @@ bench-trees: $(STAMP) ## benchmarks/results/trees.json: what drafted trees bring
 
 bench-heads: $(STAMP) ## benchmarks/results/heads.json: heads and lookahead at the verifier; ARGS="--only rounds"
 	$(PY) -m benchmarks.heads.run $(ARGS)
+
+bench-sources: $(STAMP) ## benchmarks/results/sources.json: where drafts come from; ARGS="--only suffix"
+	$(PY) -m benchmarks.sources.run $(ARGS)
 
 bench-gpu-paths: $(STAMP) ## benchmarks/results/gpu_paths.json: the GPU's paths without a GPU; ARGS="--only kernel"
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.gpu_paths.run $(ARGS)
