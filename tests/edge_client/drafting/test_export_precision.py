@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from test_export_shapes import NUM_TOKENS, make_dir, source_probs
 
+from benchmarks.sources.shapes import NUM_TOKENS, make_dir, source_probs
 from outrider.common.errors import UsageError
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.commands.parser import make_parser
