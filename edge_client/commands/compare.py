@@ -163,7 +163,8 @@ def _prompts(files: Sequence[Path], edge: Edge) -> Sequence[Prompt]:
 
 
 def comparison_text(found: Comparison) -> str:
-    """Returns the recommendation and a table."""
+    """Returns the recommendation and a table; directories by their last part, where that says which."""
+    found = _with_short_names(found)
     first_s = found.rtts_s[0]
     width = max(5, *(len(each.name) for each in found.drafts)) + 1
     columns = ["as measured", *(f"RTT {show_duration(rtt_s)}" for rtt_s in found.rtts_s[1:])]
@@ -184,6 +185,15 @@ def comparison_text(found: Comparison) -> str:
     rtt = found.drafts[0].measured.parts.rtt
     lines.append(f"as measured: RTT {show_duration(rtt.value)}; speeds are predicted from what was measured")
     return "\n".join([*(_sentence(found, rtt_s) for rtt_s in found.rtts_s), "", *lines])
+
+
+def _with_short_names(found: Comparison) -> Comparison:
+    names = [Path(each.name).name or each.name for each in found.drafts]
+    if len(set(names)) < len(names):
+        return found
+    return replace(
+        found, drafts=tuple(replace(each, name=name) for each, name in zip(found.drafts, names, strict=True))
+    )
 
 
 def _sentence(found: Comparison, rtt_s: float) -> str:

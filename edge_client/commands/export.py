@@ -17,7 +17,7 @@ from outrider.common.process.progress import show_progress
 if TYPE_CHECKING:
     from outrider.edge_client.drafting.export.exporter import BuiltGraph, Source
 
-AUTO = "auto"
+AUTO, INT4 = "auto", "int4"
 
 
 def main(namespace: argparse.Namespace) -> int:
@@ -88,18 +88,20 @@ def _export(namespace: argparse.Namespace) -> None:
         raise UsageError(
             f"--text goes with --precision auto, which compares on it; not with {namespace.precision}"
         )
+    if namespace.mc_dropout and namespace.precision not in (AUTO, INT4):
+        raise UsageError(f"--mc-dropout needs --precision int4, not {namespace.precision}")
     start_s = time.monotonic()
     source = read_source(
         namespace.hf_dir, max_context=namespace.max_context, first_layers=namespace.first_layers
     )
     lines = []
     try:
-        if namespace.precision == AUTO:
+        if namespace.precision == AUTO and not namespace.mc_dropout:
             graph, line = _choose(source, namespace.text)
             lines.append(line)
         else:
             graph = source.build(
-                namespace.precision,
+                INT4 if namespace.mc_dropout else namespace.precision,
                 progress=lambda done, total, what: show_progress(f"{done}/{total} {what}"),
             )
         report = write_draft(source, graph, namespace.out_dir)
@@ -111,6 +113,8 @@ def _export(namespace: argparse.Namespace) -> None:
         if report.num_source_layers
         else ""
     )
+    if namespace.precision == AUTO and namespace.mc_dropout:
+        lines.append("precision int4: --mc-dropout needs it")
     if report.fallbacks:
         kept = (f"{name} ({precision})" for name, precision in report.fallbacks.items())
         lines.append(f"kept in another precision: {', '.join(kept)}")

@@ -92,6 +92,20 @@ def test_text_without_auto_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "--text goes with --precision auto" in capsys.readouterr().err
 
 
+def test_dropout_takes_int4_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [
+        "draft",
+        "export",
+        str(make_dir(tmp_path / "hf", "llama")),
+        str(tmp_path / "out"),
+        "--mc-dropout",
+    ]
+    assert main(command) == 0
+    assert "precision int4: --mc-dropout needs it" in capsys.readouterr().out
+    assert main([*command, "--precision", "int8"]) == UsageError.exit_code
+    assert "--mc-dropout needs --precision int4, not int8" in capsys.readouterr().err
+
+
 def test_auto_is_the_default() -> None:
     assert make_parser().parse_args(["draft", "export", "a", "b"]).precision == "auto"
 
