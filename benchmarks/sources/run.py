@@ -9,7 +9,7 @@ from benchmarks.results_file import run_modules
 from outrider.experiments.shared.command import run_command
 
 # Modules of this folder.
-STAGES: tuple[str, ...] = ()
+STAGES: tuple[str, ...] = ("export_shapes", "export_auto", "compare")
 
 
 def main() -> int:
