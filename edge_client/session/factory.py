@@ -158,7 +158,7 @@ class Edge:
         )
 
     def _encode_word(self, word: str) -> TokenIds:
-        return tuple(self.tokenizer.encode(word))
+        return tuple(self.tokenizer.encode(word, is_complete=True))  # a word begins no text
 
     def close(self) -> None:
         """Frees the draft."""
