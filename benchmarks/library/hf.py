@@ -17,6 +17,7 @@ from transformers.utils import logging as hf_logging
 import outrider
 from benchmarks.quantised.source import draft_source
 from benchmarks.results_file import Found
+from outrider.common.process.quiet_loading import quiet_loading
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.processes import run_edge, running_verifier
 from outrider.experiments.shared.prompts import load_prompts
@@ -33,9 +34,9 @@ def run(num_prompts: int = NUM_PROMPTS) -> Found:
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     origins: Counter[str] = Counter()
     different = []
-    hf_logging.disable_progress_bar()
     with running_verifier("--log-level", "error") as verifier, draft_source() as source:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+        with quiet_loading(hf_logging):
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
         for seed, prompt in enumerate(load_prompts(limit=num_prompts)):
             temperature = TEMPERATURES[seed % len(TEMPERATURES)]
             ids = tokenizer.encode(prompt.text)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.utils import logging as hf_logging
 
 from outrider.common.errors import ModelError, UsageError
+from outrider.common.process.quiet_loading import quiet_loading
 from outrider.edge_client.drafting.backend import FP8, NF4, BackendSettings
 from outrider.edge_client.drafting.pytorch.architecture import check_decoder, check_vocabulary, max_context
 from outrider.edge_client.drafting.pytorch.attention import ATTENTION_NAME, Run, register_attention
@@ -75,7 +73,7 @@ def load_network(
     device = _choose_device(settings)
     _check_fp8(settings, device)
     weights, dtype = _choose_weights(settings.weights, device)
-    with _quiet_transformers():
+    with quiet_loading(hf_logging):
         config = _load_config(directory, config_json, first_layers)
         model = _load_model(directory, config, dtype)
         try:
@@ -206,19 +204,3 @@ def _load_model(directory: Path, config: Any, dtype: torch.dtype) -> Any:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Silences progress bars, advice and warnings while loading."""
-    verbosity, had_bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        hf_logging.set_verbosity(verbosity)
-        if had_bar:
-            hf_logging.enable_progress_bar()
