@@ -16,11 +16,10 @@ import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.common.models.attention_arguments import unsupported_argument
 from outrider.kernels.kv_pool import KVPool
 
 ATTENTION_NAME = "outrider_paged"
-# Keyword arguments by which models ask for something plain softmax attention does not do.
-UNSUPPORTED_KWARGS = ("s_aux", "sinks", "head_mask", "position_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +156,8 @@ def paged_attention(
     """
     plan = outrider_plan
     assert plan is not None, "the model does not hand keyword arguments to its attention"
-    for name in UNSUPPORTED_KWARGS:
-        if kwargs.get(name) is not None:
-            raise NotImplementedError(f"attention argument {name!r}")
+    if name := unsupported_argument(kwargs):
+        raise NotImplementedError(f"attention argument {name!r}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     rule = AttentionRule(scaling, sliding_window, softcap)
     write(plan, layer, key[0], value[0])
