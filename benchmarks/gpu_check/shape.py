@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check.stage import Setting
-from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, register_attention
+from outrider.cloud_verifier.backends.attention.plan import ATTENTION_NAME, register_attention
 from outrider.cloud_verifier.backends.base import KVSequence
 from outrider.cloud_verifier.backends.decoder_config import (
     DecoderConfig,

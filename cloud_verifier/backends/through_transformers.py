@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from outrider.cloud_verifier.backends.architectures import check_supported
-from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, ForwardPlan, register_attention
+from outrider.cloud_verifier.backends.attention.plan import ATTENTION_NAME, ForwardPlan, register_attention
 from outrider.cloud_verifier.backends.memory import check_weights_fit
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, Product
 from outrider.cloud_verifier.backends.products.ways import Linear

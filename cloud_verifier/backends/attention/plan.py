@@ -2,8 +2,8 @@
 
 transformers builds no mask for an attention name without a mask function, and passes the keyword arguments of
 `model(...)` to every layer. So the plan of a forward is passed as `outrider_plan`; each layer writes its keys
-and values into the pool and attends over the pool by that plan. A planner decides how: `backends.sdpa`
-anywhere, `backends.paged` on CUDA, `backends.tiled` on a CPU where rows must not depend on others.
+and values into the pool and attends over the pool by that plan. A planner decides how: `attention.sdpa`
+anywhere, `attention.paged` on CUDA, `attention.tiled` on a CPU where rows must not depend on others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence
 from outrider.common.models.attention_arguments import unsupported_argument
 from outrider.kernels.kv_pool import KVPool
 
