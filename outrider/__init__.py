@@ -1,7 +1,7 @@
 """Outrider: distributed speculative decoding. An edge drafts with INT4 weights, a cloud verifies.
 
-`outrider.connect("host:port")` is the Python client (docs/library.md). Names are imported when they are first used,
-so that `import outrider` takes no time.
+`outrider.connect("host:port")` is the Python client, and `outrider.hf` drafts with a model of transformers
+(docs/library.md). Names are imported when they are first used, so that `import outrider` takes no time.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from outrider import hf as hf
     from outrider.common.errors import (
         ClosedError,
         ConfigError,
@@ -80,6 +81,10 @@ def __getattr__(name: str) -> object:
         from outrider.common.process.version import own_version
 
         value: object = own_version()
+    elif name == "hf":  # not in __all__: `from outrider import *` imports no torch
+        from importlib import import_module
+
+        value = import_module("outrider.hf")
     elif name in _MODULE_OF:
         from importlib import import_module
 
@@ -91,4 +96,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+    return sorted({*globals(), *__all__, "__version__", "hf"})

@@ -30,7 +30,7 @@ ALLOWED = {
     "cloud_verifier": {"cloud_verifier", "common", "kernels", "models"},
 }
 # Co-located speculation drafts with the edge's own code, and nothing else there does (docs/decisions.md).
-EXCEPTIONS = ("cloud_verifier/engine/colocated.py", "cloud_verifier/heads/")
+EXCEPTIONS = ("cloud_verifier/engine/colocated/", "cloud_verifier/heads/")
 HEAVY = {"torch", "transformers", "bitsandbytes", "safetensors"}
 TORCH_DRAFT = "edge_client/drafting/pytorch/"
 

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import torch
 from torch.nn.functional import gelu, linear, silu
 
-from outrider.cloud_verifier.backends.attention import (
+from outrider.cloud_verifier.backends.attention.plan import (
     AttentionRule,
     Entry,
     ForwardPlan,

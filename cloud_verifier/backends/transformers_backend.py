@@ -11,21 +11,21 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 
-from outrider.cloud_verifier.backends.attention import (
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence, row_positions
+from outrider.cloud_verifier.backends.attention.plan import (
     AttentionPlanner,
     AttentionRule,
     Entry,
     ForwardPlan,
     PackedRows,
 )
+from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
 from outrider.cloud_verifier.backends.cuda.graphs import graph_rows
 from outrider.cloud_verifier.backends.cuda.pool_changes import PoolChanges
-from outrider.cloud_verifier.backends.packing import PackedSequence, row_positions
 from outrider.cloud_verifier.backends.partial import AheadToken, SkipsLayers, entry_of
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPlan, padded_rows
 from outrider.cloud_verifier.backends.products.ways import Linear
-from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.kv.blocks import BlockManager, BlockTable, BlockUsage
 from outrider.cloud_verifier.verification.staging import Staging
 from outrider.common.models.memory import kv_token_bytes

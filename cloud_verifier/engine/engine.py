@@ -18,7 +18,7 @@ from outrider.cloud_verifier.backends.base import KVExhausted, TargetBackend
 from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.admission import Admission
 from outrider.cloud_verifier.engine.backlog import Backlog
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import Awaited, MakeRows, RoundFinisher, awaited, make_rows
 from outrider.cloud_verifier.engine.gathering import Gathering, SessionKey
 from outrider.cloud_verifier.engine.job import Job

@@ -32,7 +32,7 @@ from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
-    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+    from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
     from outrider.cloud_verifier.server.entrance import Entrance
     from outrider.cloud_verifier.server.server import VerifierServer
 
@@ -196,7 +196,8 @@ def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocat
     """
     if config.draft_dir is None and not config.heads and not config.lookahead:
         return None
-    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, load_draft
+    from outrider.cloud_verifier.engine.colocated.draft import load_draft
+    from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
     from outrider.cloud_verifier.heads.source import DraftSource
 
     sources: list[DraftSource] = []

@@ -10,7 +10,7 @@ from outrider.common.process.version import own_version
 from outrider.common.types import PROTOCOL_VERSION, Limits, ModelInfo
 
 if TYPE_CHECKING:  # it imports the draft's code
-    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+    from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 
 
 def make_model_info(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.driver import EngineDriver
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.rpc.service import VerifierService

@@ -53,9 +53,8 @@ OF_OPENAI = (
     "seed",
     "logprobs",
 )
-# The machine's, its models, the verifier and what it is shown: no request chooses them.
-OF_OPERATOR = (
-    "verifier",
+# The draft that is loaded, which lasts as long as the process.
+OF_DRAFT = (
     "draft",
     "draft_strategy",
     "lookup_ngram",
@@ -64,6 +63,11 @@ OF_OPERATOR = (
     "draft_device",
     "draft_weights",
     "draft_kv_dtype",
+)
+# The machine's, its models, the verifier and what it is shown: no request chooses them.
+OF_OPERATOR = (
+    "verifier",
+    *OF_DRAFT,
     "min_draft_ms",
     "tree_shape",
     "gate_file",

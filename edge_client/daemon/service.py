@@ -9,6 +9,7 @@ from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.config.loader import Loaded, value_of, with_values
 from outrider.common.errors import UsageError
 from outrider.edge_client.config.daemon import DaemonConfig
+from outrider.edge_client.config.request_settings import OF_DRAFT
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.controller.slow_draft import slow_draft_note
 from outrider.edge_client.core.options import ExecutionMode
@@ -30,14 +31,7 @@ log = logging.getLogger(__name__)
 
 # What a running process cannot take up; everything else a SIGHUP reloads.
 NEEDS_RESTART = (
-    "draft",
-    "draft_strategy",
-    "lookup_ngram",
-    "draft_threads",
-    "draft_backend",
-    "draft_device",
-    "draft_weights",
-    "draft_kv_dtype",
+    *OF_DRAFT,
     "min_draft_ms",
     "otlp_endpoint",
     "serve.listen",

@@ -13,7 +13,7 @@ from outrider.common.types import ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.library.settings import call_config, checked_prompt, naming_keys
-from outrider.edge_client.session.factory import create_link
+from outrider.edge_client.session.factory import OpenDraft, create_link
 from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.session.shared_edge import Prepared, SharedEdge, create_shared_edge
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
@@ -31,13 +31,16 @@ class Connection:
     on_timeout edge_only, which need no verifier, none is asked and `model` is None.
     """
 
-    def __init__(self, config: RunConfig, has_draft: bool | None) -> None:
+    def __init__(
+        self, config: RunConfig, has_draft: bool | None, open_draft: OpenDraft | None = None
+    ) -> None:
+        """`open_draft` opens another draft than that of the configuration."""
         with needs_extra("edge", "outrider.connect"):
             import tokenizers  # noqa: F401
         with naming_keys():
             self.config = config
             self.model = _ask(config)
-            self._shared: SharedEdge = create_shared_edge(config, has_draft)
+            self._shared: SharedEdge = create_shared_edge(config, has_draft, open_draft)
         self._running: set[EdgeSession] = set()
         self._changed = threading.Condition()
         self._is_closed = False

@@ -61,7 +61,6 @@ class Samples:
     sessions: list[list[tuple[int, int]]] = field(default_factory=list)
     token_gaps_s: list[float] = field(default_factory=list)
     source_rounds: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    num_draft_tokens: int = 0
     model: ModelInfo | None = None
 
 

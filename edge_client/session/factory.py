@@ -158,7 +158,7 @@ class Edge:
         )
 
     def _encode_word(self, word: str) -> TokenIds:
-        return tuple(self.tokenizer.encode(word))
+        return tuple(self.tokenizer.encode(word, is_complete=True))  # a word begins no text
 
     def close(self) -> None:
         """Frees the draft."""
@@ -166,9 +166,16 @@ class Edge:
             self.draft.close()
 
 
-def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
-    """Loads the tokenizer and, where the mode drafts here or `has_draft` is true, the draft. Raises
-    `ModelError`, `IncompatibleError`, and `UsageError` for flags that do not go together."""
+OpenDraft = Callable[[RunConfig, Path, EdgeTokenizer], DraftModel]
+"""Opens a draft of a configuration, in the directory of the given tokenizer. Raises `ModelError` and `UsageError`."""
+
+
+def create_edge(
+    config: RunConfig, has_draft: bool | None = None, open_draft: OpenDraft | None = None
+) -> Edge:
+    """Loads the tokenizer and, where the mode drafts here or `has_draft` is true, the draft: the one that `open_draft`
+    opens, else that of the configuration. Raises `ModelError`, `IncompatibleError`, and `UsageError` for flags that do
+    not go together."""
     check_method(config)
     gate_settings(config)
     tree_budget(config)
@@ -185,7 +192,7 @@ def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
         raise UsageError(hint.format(directory))
     tokenizer = EdgeTokenizer(directory / "tokenizer.json")
     start_s = time.perf_counter()
-    draft = _create_draft(config, directory, tokenizer) if has_draft else None
+    draft = (open_draft or _create_draft)(config, directory, tokenizer) if has_draft else None
     load_ms = (time.perf_counter() - start_s) * 1e3
     is_slowed = has_draft and config.min_draft_ms > 0
     labels = (f"min-draft-ms={config.min_draft_ms:g}",) if is_slowed else ()

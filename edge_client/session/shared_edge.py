@@ -10,7 +10,7 @@ from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.pool import DraftLease, SequencePool
 from outrider.edge_client.drafting.registry import has_draft_files
-from outrider.edge_client.session.factory import Edge, create_edge, draw_seed
+from outrider.edge_client.session.factory import Edge, OpenDraft, create_edge, draw_seed
 from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.session.usage import make_usage
 
@@ -97,11 +97,14 @@ class SharedEdge:
         return self._pool.lease()
 
 
-def create_shared_edge(config: RunConfig, has_draft: bool | None = None) -> SharedEdge:
+def create_shared_edge(
+    config: RunConfig, has_draft: bool | None = None, open_draft: OpenDraft | None = None
+) -> SharedEdge:
     """Loads the tokenizer and the draft, where there is one unless `has_draft` says otherwise: a request may choose
-    another mode. Raises what `create_edge` raises."""
+    another mode. Arguments and errors as of `create_edge`."""
     draft = config.draft
     if has_draft is None:
         is_there = has_draft_files(draft.strategy, draft_dir(config), draft.backend)
         has_draft = config.mode.has_draft or is_there
-    return SharedEdge(create_edge(config, has_draft=has_draft), int(config.serve.draft_cache_mb * 2**20))
+    edge = create_edge(config, has_draft, open_draft)
+    return SharedEdge(edge, int(config.serve.draft_cache_mb * 2**20))

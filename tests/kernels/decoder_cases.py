@@ -18,12 +18,12 @@ from support.models import make_tiny_target
 from torch.nn.functional import linear
 
 from benchmarks.gpu_check.stand_ins import RunAgain
+from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.decoder_config import make_decoder_config, with_defaults
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.paged import PagedPlanner
 from outrider.cloud_verifier.backends.products.row_plan import ON_GPU, RowPlan
 from outrider.cloud_verifier.backends.products.ways import OwnKernel
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend

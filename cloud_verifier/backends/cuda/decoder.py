@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import embedding
 
-from outrider.cloud_verifier.backends.attention import ForwardPlan, attend
+from outrider.cloud_verifier.backends.attention.plan import ForwardPlan, attend
 from outrider.cloud_verifier.backends.cuda.graphs import Capture, StepGraphs
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
 from outrider.cloud_verifier.backends.lean import (

@@ -18,6 +18,7 @@ from torch.nn.functional import linear as library_linear
 from benchmarks.engine_texts import write_texts
 from benchmarks.reliability.exact_rows import make_prompts
 from benchmarks.reliability.planted import plant
+from outrider.cloud_verifier.backends.attention.tiled import TiledPlanner, span_end
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
@@ -36,7 +37,6 @@ from outrider.cloud_verifier.backends.products.ways import (
     UnsplitLibrary,
     product_ways,
 )
-from outrider.cloud_verifier.backends.tiled import TiledPlanner, span_end
 from outrider.cloud_verifier.backends.transformers_backend import Feed, TransformersBackend, split_feeds
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.kv.blocks import BlockTable

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPlan
+from outrider.cloud_verifier.backends.attention.plan import AttentionRule, ForwardPlan
 from outrider.cloud_verifier.backends.cuda import graphs
 from outrider.cloud_verifier.backends.cuda.graphs import Run, StepGraphs, graph_rows
 from outrider.cloud_verifier.verification.staging import Staging

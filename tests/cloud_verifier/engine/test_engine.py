@@ -13,7 +13,7 @@ from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.config import QueueLimits
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.finish import MakeRows, make_rows
 from outrider.cloud_verifier.engine.job import Job

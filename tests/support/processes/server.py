@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.server.server import VerifierServer
 
 
