@@ -8,17 +8,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self
 
-from outrider.common.errors import ClosedError, ConfigError, UsageError
+from outrider.common.errors import ClosedError, ConfigError, IncompatibleError, UsageError
+from outrider.common.process.extras import needs_extra
 from outrider.common.types import DRAFT_SOURCE, FinishReason, ModelInfo
 from outrider.decoder.config import SpeculativeConfig, TreeStrategy
 from outrider.decoder.depth import AdaptiveDepthAdjuster, AdjustedDepth
-from outrider.decoder.fields import OF_CALLS, judge_fields
+from outrider.decoder.fields import FIELDS, judge_fields, setup_values
+from outrider.decoder.kv import KVPool, PrefixCache
 from outrider.decoder.parts import call_settings, make_client_config, make_draft, make_serve_config
 from outrider.decoder.places import GRPC, find_device, find_target
 from outrider.decoder.sources import Site, Source
@@ -75,6 +77,7 @@ class _Running:
     connection: Connection
     verifier: InProcessVerifier | None
     address: str
+    folder: Path  # of what was made for this decoder
     resources: ExitStack
 
 
@@ -213,9 +216,7 @@ class SpeculativeDecoder(SpeculativeDecodingProtocol):
             "num_accepted_tokens": self._counts.num_accepted,
             "acceptance_rate": self._counts.acceptance_rate,
             "speedup": speedup,
-            "honoured": [
-                each.name for each in fields(SpeculativeConfig) if each.name not in running.no_effect
-            ],
+            "honoured": [name for name in FIELDS if name not in running.no_effect],
             "no_effect": dict(running.no_effect),
         }
 
@@ -225,6 +226,20 @@ class SpeculativeDecoder(SpeculativeDecodingProtocol):
         model = self._open().connection.model
         assert model is not None, "a decoder asks its verifier"
         return model
+
+    @property
+    def kv_pool(self) -> KVPool:
+        """Returns the KV pool of a target in this process. Raises `UsageError` for a remote one."""
+        verifier = self._open().verifier
+        if verifier is None:
+            raise UsageError("kv_pool: the KV of a remote target is not here", "set up a directory")
+        blocks = verifier.backend.blocks
+        return KVPool(blocks.num_blocks, block_size=blocks.block_size, manager=blocks)
+
+    @property
+    def prefix_cache(self) -> PrefixCache:
+        """Returns the prefix cache of a target in this process. Raises `UsageError` for a remote one."""
+        return PrefixCache(self.kv_pool)
 
     def close(self) -> None:
         """Frees target and draft, or disconnects; a second call does no harm."""
@@ -299,7 +314,8 @@ def _set_up(path: str, config: SpeculativeConfig, device: str | None, stack: Exi
     verifier: InProcessVerifier | None = None
     surroundings, address = Surroundings(), path.removeprefix(GRPC)
     if site.is_local:
-        from outrider.decoder.in_process import ADDRESS, InProcessVerifier
+        with needs_extra("cloud", "a target in this process"):
+            from outrider.decoder.in_process import ADDRESS, InProcessVerifier
 
         verifier = InProcessVerifier(make_serve_config(config, source, site, folder))
         stack.callback(verifier.close)
@@ -308,12 +324,18 @@ def _set_up(path: str, config: SpeculativeConfig, device: str | None, stack: Exi
     client = make_client_config(config, source, site, draft, address)
     connection = Connection(client, None, surroundings=surroundings)
     stack.callback(connection.close, cancel=True)
-    return _Running(config, source, site, no_effect, connection, verifier, address, stack.pop_all())
+    assert connection.model is not None, "a decoder asks its verifier"
+    if connection.tokenizer.fingerprint != connection.model.tokenizer_fingerprint:
+        found = f"the tokenizer of {draft.directory} is not the target's"
+        raise IncompatibleError(found, "name a draft of the target's family with draft_model_path")
+    return _Running(config, source, site, no_effect, connection, verifier, address, folder, stack.pop_all())
 
 
 def _find_site(path: str, device: str | None) -> Site:
     if not path.startswith(GRPC):
-        return Site(find_target(path), device or find_device())
+        target = find_target(path)
+        with needs_extra("cloud", "a target in this process"):
+            return Site(target, device or find_device())
     if device is not None:
         raise ConfigError(f"device is {device!r}", "a remote verifier has its own: --device")
     address = path.removeprefix(GRPC)
@@ -325,10 +347,10 @@ def _find_site(path: str, device: str | None) -> Site:
 def _check_call(config: SpeculativeConfig, running: _Running) -> None:
     """Raises `ConfigError` for a configuration that is refused, or needs another `setup`."""
     judge_fields(config, running.site)
-    for field in fields(SpeculativeConfig):
-        asked, loaded = getattr(config, field.name), getattr(running.config, field.name)
-        if asked != loaded and field.name not in OF_CALLS:
+    loaded = setup_values(running.config)
+    for name, asked in setup_values(config).items():
+        if asked != loaded[name]:
             raise ConfigError(
-                f"{field.name} is {asked!r} and was {loaded!r} in setup",
+                f"{name} is {asked!r} and was {loaded[name]!r} in setup",
                 "call setup with the new configuration",
             )

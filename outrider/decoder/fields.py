@@ -87,7 +87,7 @@ def _draft_model_path(case: Case) -> str:
             raise refuse("draft_model_path", case, f"{source.colocated} needs a directory", "docs/heads.md")
         return ""
     if source.colocated and not site.is_local:
-        raise refuse("draft_model_path", case, "the verifier loads heads", "start it with --heads DIR")
+        return "the verifier's own --heads draft: only tokenizer.json is read"
     if source.colocated == LOOKAHEAD:
         return "lookahead has no weights"
     if case.is_prefix:
@@ -148,22 +148,32 @@ def _num_speculative_tokens(case: Case) -> str:
     if case.is_tree:
         return "tree_width and tree_depth say how many tokens a tree has"
     low, high = config.min_speculative_tokens, config.max_speculative_tokens
-    if config.adaptive_depth and not low <= number <= high:
+    if config.adaptive_depth and low <= high and not low <= number <= high:
         raise refuse("num_speculative_tokens", case, f"adaptive_depth keeps it between {low} and {high}")
     return ""
 
 
-def _of_adaptive(name: str) -> Callable[[Case], str]:
-    def judge(case: Case) -> str:
-        config = case.config
-        low, high = config.min_speculative_tokens, config.max_speculative_tokens
-        if name != "target_acceptance_rate" and not 1 <= low <= high <= MAX_DEPTH:
-            raise refuse(name, case, f"depths are {low} to {high}; want 1 to {MAX_DEPTH}, the smaller first")
-        if not 0.0 <= config.target_acceptance_rate <= 1.0 and name == "target_acceptance_rate":
-            raise refuse(name, case, "want a rate from 0 to 1")
-        return _adaptive_depth(case) if config.adaptive_depth else "adaptive_depth is off"
+def _max_speculative_tokens(case: Case) -> str:
+    low, high = case.config.min_speculative_tokens, case.config.max_speculative_tokens
+    if high > MAX_DEPTH or high < max(1, low):
+        raise refuse("max_speculative_tokens", case, f"want min_speculative_tokens, {low}, to {MAX_DEPTH}")
+    return _of_adaptive(case)
 
-    return judge
+
+def _min_speculative_tokens(case: Case) -> str:
+    if case.config.min_speculative_tokens < 1:
+        raise refuse("min_speculative_tokens", case, "want at least 1")
+    return _of_adaptive(case)
+
+
+def _target_acceptance_rate(case: Case) -> str:
+    if not 0.0 <= case.config.target_acceptance_rate <= 1.0:
+        raise refuse("target_acceptance_rate", case, "want a rate from 0 to 1")
+    return _of_adaptive(case)
+
+
+def _of_adaptive(case: Case) -> str:
+    return _adaptive_depth(case) if case.config.adaptive_depth else "adaptive_depth is off"
 
 
 def _adaptive_depth(case: Case) -> str:
@@ -263,10 +273,10 @@ FIELDS: dict[str, Callable[[Case], str]] = {
     "draft_num_layers": _draft_num_layers,
     "draft_quant_dtype": _draft_quant_dtype,
     "num_speculative_tokens": _num_speculative_tokens,
-    "max_speculative_tokens": _of_adaptive("max_speculative_tokens"),
-    "min_speculative_tokens": _of_adaptive("min_speculative_tokens"),
+    "max_speculative_tokens": _max_speculative_tokens,
+    "min_speculative_tokens": _min_speculative_tokens,
     "adaptive_depth": _adaptive_depth,
-    "target_acceptance_rate": _of_adaptive("target_acceptance_rate"),
+    "target_acceptance_rate": _target_acceptance_rate,
     "tree_strategy": _tree_strategy,
     "tree_width": _of_tree("tree_width", MAX_CONTINUATIONS),
     "tree_depth": _of_tree("tree_depth", MAX_TREE_DEPTH),
@@ -283,6 +293,13 @@ FIELDS: dict[str, Callable[[Case], str]] = {
     "log_acceptance_rate": _honoured,
     "log_speedup": _honoured,
 }
+
+
+def setup_values(config: SpeculativeConfig) -> dict[str, object]:
+    """Returns the fields that say what is loaded, which a call cannot change."""
+    return {name: getattr(config, name) for name in FIELDS if name not in OF_CALLS}
+
+
 # A call of `decode_step` may change these; the others are of `setup`, which loads what they name.
 OF_CALLS = frozenset(
     {

@@ -79,7 +79,9 @@ def find_source(config: SpeculativeConfig, site: Site) -> Source:
         return _EARLY_EXIT if shares_kv(config, site) else _MODEL
     source = _SOURCES[strategy]
     if source.strategy and source.strategy not in STRATEGIES:
-        raise ConfigError(f"draft_strategy {strategy} is not built", f"there are {', '.join(STRATEGIES)}")
+        raise ConfigError(
+            f"draft_strategy={str(strategy)!r} is refused: this version has no --draft-strategy {source.strategy}"
+        )
     if source.colocated and not site.is_local and source.colocated not in site.draft_sources:
         found = ", ".join(site.draft_sources) or "nothing"
         raise ConfigError(
