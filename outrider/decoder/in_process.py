@@ -90,7 +90,7 @@ class InProcessConnection:
             if self._is_woken or self._clock.now() >= end_s:
                 self._is_woken = False
                 return None
-            if not self._verifier.step():
+            if not self._verifier.step() and not self._inbox:
                 self._clock.sleep(IDLE_S)
         message, arrived_s = self._inbox.popleft()
         self.queued_s = self._clock.now() - arrived_s
