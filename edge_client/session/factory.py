@@ -20,6 +20,7 @@ from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.config.tree import tree_budget, tree_use
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.conditions import Conditions
+from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
@@ -80,10 +81,12 @@ class Edge:
         seed: int,
         config: RunConfig | None = None,
         draft: DraftModel | None = None,
+        depth: DepthPolicy | None = None,
     ) -> EdgeSession:
-        """Returns a session. `prompt` is text or token ids; `config` is this session's own configuration, and
-        `draft` replaces the loaded one where several sessions share it. Raises `UsageError` for parameters
-        out of range, for an empty prompt and for a mode that needs a draft where none is loaded."""
+        """Returns a session. `prompt` is text or token ids; `config` is this session's own configuration, `draft`
+        replaces the loaded one where several sessions share it, and `depth` the configured policy. Raises
+        `UsageError` for parameters out of range, for an empty prompt and for a mode that needs a draft where none is
+        loaded."""
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not prompt_ids:
             raise UsageError("the prompt is empty")
@@ -106,7 +109,8 @@ class Edge:
                 config, options, session_id, self.surroundings, self.tokenizer.num_tokens
             ),
             draft=self._draft_for(options.mode, draft),
-            depth=create_depth_policy(config.depth_policy, config.depth.num_speculative_tokens, conditions),
+            depth=depth
+            or create_depth_policy(config.depth_policy, config.depth.num_speculative_tokens, conditions),
             window=window,
             conditions=conditions if is_observed else None,
             gate=create_gate(gating, self.draft, self.tokenizer.decoder),
@@ -171,7 +175,10 @@ OpenDraft = Callable[[RunConfig, Path, EdgeTokenizer], DraftModel]
 
 
 def create_edge(
-    config: RunConfig, has_draft: bool | None = None, open_draft: OpenDraft | None = None
+    config: RunConfig,
+    has_draft: bool | None = None,
+    open_draft: OpenDraft | None = None,
+    surroundings: Surroundings | None = None,
 ) -> Edge:
     """Loads the tokenizer and, where the mode drafts here or `has_draft` is true, the draft: the one that `open_draft`
     opens, else that of the configuration. Raises `ModelError`, `IncompatibleError`, and `UsageError` for flags that do
@@ -196,7 +203,15 @@ def create_edge(
     load_ms = (time.perf_counter() - start_s) * 1e3
     is_slowed = has_draft and config.min_draft_ms > 0
     labels = (f"min-draft-ms={config.min_draft_ms:g}",) if is_slowed else ()
-    return Edge(config, tokenizer, draft, load_ms, labels, _dropout_cost(draft))
+    return Edge(
+        config,
+        tokenizer,
+        draft,
+        load_ms,
+        labels,
+        _dropout_cost(draft),
+        surroundings=surroundings or Surroundings(),
+    )
 
 
 def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) -> DraftModel:

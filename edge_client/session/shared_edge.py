@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from outrider.common.types import Method, SamplingParams
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
+from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.pool import DraftLease, SequencePool
 from outrider.edge_client.drafting.registry import has_draft_files
-from outrider.edge_client.session.factory import Edge, OpenDraft, create_edge, draw_seed
+from outrider.edge_client.session.factory import Edge, OpenDraft, Surroundings, create_edge, draw_seed
 from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.session.usage import make_usage
 
@@ -60,13 +61,16 @@ class SharedEdge:
         """Returns their KV in bytes."""
         return self._pool.num_idle_bytes if self._pool else 0
 
-    def prepare(self, prompt: str | Sequence[int], config: RunConfig) -> Prepared:
+    def prepare(
+        self, prompt: str | Sequence[int], config: RunConfig, depth: DepthPolicy | None = None
+    ) -> Prepared:
         """Returns a session for a prompt, text or token ids; encoding a long one takes time. Raises what
-        `Edge.session` raises."""
+        `Edge.session` raises, to which `depth` is given."""
         prompt_ids = self.edge.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         seed = draw_seed() if config.seed is None else config.seed
         lease = self._lease(config)
-        return Prepared(self.edge.session(prompt_ids, seed, config, lease), config, seed, prompt_ids, lease)
+        session = self.edge.session(prompt_ids, seed, config, lease, depth)
+        return Prepared(session, config, seed, prompt_ids, lease)
 
     def warm_up(self) -> None:
         """Drafts two tokens and prepares a session, so that the first request does not wait for imports."""
@@ -98,7 +102,10 @@ class SharedEdge:
 
 
 def create_shared_edge(
-    config: RunConfig, has_draft: bool | None = None, open_draft: OpenDraft | None = None
+    config: RunConfig,
+    has_draft: bool | None = None,
+    open_draft: OpenDraft | None = None,
+    surroundings: Surroundings | None = None,
 ) -> SharedEdge:
     """Loads the tokenizer and the draft, where there is one unless `has_draft` says otherwise: a request may choose
     another mode. Arguments and errors as of `create_edge`."""
@@ -106,5 +113,5 @@ def create_shared_edge(
     if has_draft is None:
         is_there = has_draft_files(draft.strategy, draft_dir(config), draft.backend)
         has_draft = config.mode.has_draft or is_there
-    edge = create_edge(config, has_draft, open_draft)
+    edge = create_edge(config, has_draft, open_draft, surroundings)
     return SharedEdge(edge, int(config.serve.draft_cache_mb * 2**20))

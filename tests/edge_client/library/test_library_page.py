@@ -1,4 +1,4 @@
-"""The examples of docs/library.md run, one after the other."""
+"""The client's examples in docs/library.md run, one after the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from support.processes.pairs import EMBEDDED
 from outrider.training.draft.restore import restore_draft
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/library.md"
-EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+CLIENT, _, _ = PAGE.read_text(encoding="utf-8").partition("\n## `SpeculativeDecoder`\n")
+EXAMPLES = re.findall(r"```python\n(.*?)```", CLIENT, re.DOTALL)
 
 
 def test_the_examples_print_what_the_page_says(
