@@ -17,6 +17,7 @@ from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.driver import EngineDriver
+from outrider.cloud_verifier.engine.grammars import GrammarStore
 from outrider.cloud_verifier.rpc.service import VerifierService
 from outrider.cloud_verifier.rpc.tracing import create_round_tracer
 from outrider.cloud_verifier.security.authenticator import AccessError
@@ -50,13 +51,14 @@ class VerifierServer:
         drafter: CoLocatedDrafter | None = None,
         entrance: Entrance | None = None,
         labels: tuple[str, ...] = (),
+        grammars: GrammarStore | None = None,
     ) -> None:
-        """`drafter`, closed with the server, makes co-located generation possible. `entrance`, closed with it too,
-        is made from `config` where none is given."""
+        """`drafter` makes co-located generation possible, `grammars` those of sessions; both are closed with the
+        server. `entrance`, closed with it too, is made from `config` where none is given."""
         load_row_kernels()  # compiled here, so that no round waits for it
         self._config = config
         _, admin_listen = check_addresses(config)
-        self.engine = create_engine(backend, config, drafter, labels)
+        self.engine = create_engine(backend, config, drafter, labels, grammars)
         tracer = create_round_tracer()
         self._entrance = entrance or Entrance(config)
         self.security = self._entrance.security
