@@ -82,8 +82,11 @@ class Admission:
     # -------------------------------------------------------------------------------------- opening
 
     def _admit_open(self, job: Job, request: OpenRequest) -> Work | SessionResponse | None:
-        if job.is_compiled and self._compiling.pop((job.tenant, request.session_id), None) is not job:
-            return None  # it was answered meanwhile
+        if job.is_compiled:
+            key = job.tenant, request.session_id
+            if self._compiling.get(key) is not job:
+                return None  # it was answered meanwhile
+            del self._compiling[key]
         session = self._sessions.get(job.tenant, request.session_id)
         if session is not None:
             if session.running is not None:
@@ -115,7 +118,8 @@ class Admission:
     ) -> OpenRequest | SessionResponse | None:
         """Returns the opening with its compiled grammar, or an answer; None where the grammar is being compiled."""
         if self._grammars is None:
-            error = UnimplementedFieldError(FIELD, "this verifier takes no grammars")
+            fix = "install its extra `structured`, and start it with --max-grammar-bytes above 0"
+            error = UnimplementedFieldError(FIELD, f"this verifier takes no grammars: {fix}")
             return _field_error(request.round_id, error)
 
         def on_ready() -> None:

@@ -21,8 +21,8 @@ FIELD = "sampling.grammar"  # on the wire
 _LIMITS = {
     "initial_lexer_fuel": 300_000,  # 50,000 a ms: 6 ms
     "step_lexer_fuel": 60_000,  # 14,000 a ms: 4 ms a mask
-    "step_max_items": 20_000,  # 20,000 a ms: 1 ms a mask, of items that are not costly
-    "max_items_in_row": 2_000,
+    "step_max_items": 10_000,  # of an ambiguous grammar 200 a ms: 50 ms
+    "max_items_in_row": 1_000,  # four for each optional property of an object
     "max_lexer_states": 20_000,  # 1 to 2 kB each
     "max_grammar_size": 100_000,
     "precompute_large_lexemes": False,  # it takes no notice of the fuel

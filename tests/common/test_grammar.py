@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.grammars import EOS, SCHEMA, compiled, encode, regex, schema, vocabulary
 
 from outrider.common.codec import decode_open, encode_open
-from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
+from outrider.common.errors import InvalidFieldError
 from outrider.common.grammar.masks import mask_scores
 from outrider.common.grammar.state import GrammarLimitError, GrammarState, Words
 from outrider.common.sampling.processors import check_sampling_params, process_logits
@@ -128,15 +128,14 @@ def test_masks_that_take_more_than_a_round_may_are_refused() -> None:
         state.allowed()
 
 
-def test_an_ambiguous_grammar_that_explodes_is_refused_and_the_state_stays_usable() -> None:
-    grammar = compiled(Grammar(GrammarKind.LARK, 'start: s\ns: s s s s | "a" | "b" |'))
+def test_a_grammar_with_too_many_readings_is_refused_and_the_state_stays_usable() -> None:
+    grammar = compiled(Grammar(GrammarKind.LARK, "start: " + " ".join(["y?"] * 600) + '\ny: "a" | "b"'))
     state = grammar.start()
-    with pytest.raises(GrammarLimitError, match="takes too much"):
-        for _ in range(2000):
-            state.extend(encode("a"))
+    for _ in range(2):
+        state.extend(encode("a"))
+        with pytest.raises(GrammarLimitError, match="takes too much"):
             state.allowed()
-    state.truncate(0)
-    assert ids_in(state.allowed()) == ids_in(grammar.start().allowed())
+        state.truncate(0)
 
 
 @pytest.mark.parametrize("vocab", [8192, 8200, 8000, 31])
@@ -182,7 +181,7 @@ def test_a_minimum_length_does_not_go_with_a_grammar() -> None:
 
 
 def opening(grammar: Grammar) -> OpenRequest:
-    return OpenRequest(b"s" * 16, (1, 2), 2, SamplingParams(grammar=grammar))
+    return OpenRequest(b"s" * 16, (1, 2), 2, SamplingParams(temperature=1.0, grammar=grammar))
 
 
 def test_grammars_travel_with_the_opening_within_bounds() -> None:
@@ -193,8 +192,6 @@ def test_grammars_travel_with_the_opening_within_bounds() -> None:
         decode_open(encode_open(opening(regex("a" * 301))), limits)
     with pytest.raises(InvalidFieldError, match="is empty"):
         decode_open(encode_open(opening(regex(""))), limits)
-    with pytest.raises(UnimplementedFieldError, match="takes no grammars"):
-        decode_open(encode_open(sent), replace(limits, max_grammar_bytes=0))
     raw = encode_open(sent)
     raw.sampling.grammar.kind = 77
     with pytest.raises(InvalidFieldError, match=r"sampling\.grammar: unknown value 77"):
