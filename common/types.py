@@ -10,10 +10,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    from outrider.common.grammar.state import GrammarState
+from typing import Any
 
 PROTOCOL_VERSION = 1  # of the messages; sides with different versions refuse each other
 
@@ -111,13 +108,6 @@ class GrammarKind(enum.StrEnum):
     LARK = "lark"  # llguidance's dialect
 
 
-class StartsGrammar(Protocol):
-    """Is a compiled grammar (`outrider.common.grammar`)."""
-
-    def start(self, budget_s: float = ...) -> GrammarState:
-        """Returns the state of an empty output."""
-
-
 @dataclass(frozen=True, slots=True)
 class Grammar:
     """Holds what a text must obey after its prompt. Two with the same text are equal, compiled or not.
@@ -128,12 +118,7 @@ class Grammar:
     kind: GrammarKind
     text: str
     has_whitespace: bool = False  # JSON schemas: allow any between tokens, not none
-    compiled: StartsGrammar | None = field(default=None, compare=False, repr=False)
-
-    def start(self, budget_s: float = math.inf) -> GrammarState:
-        """Returns the state of an empty output."""
-        assert self.compiled is not None, "the grammar was not compiled"
-        return self.compiled.start(budget_s)
+    compiled: Any = field(default=None, compare=False, repr=False)  # a `CompiledGrammar`
 
 
 @dataclass(frozen=True, slots=True)

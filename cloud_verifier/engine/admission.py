@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from outrider.cloud_verifier.engine import validation
 from outrider.cloud_verifier.engine.backlog import Backlog, Refusal
-from outrider.cloud_verifier.engine.grammars import GrammarStore, TooManyGrammarsError
 from outrider.cloud_verifier.engine.job import Disconnect, Job
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
+from outrider.cloud_verifier.verification.grammars import GrammarStore, TooManyGrammarsError
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
 from outrider.common.grammar.vocabulary import FIELD
 from outrider.common.tree import Tree, has_path, is_chain, nodes_along, supports_by_row

@@ -21,12 +21,12 @@ from outrider.cloud_verifier.engine.backlog import Backlog
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import Awaited, MakeRows, RoundFinisher, awaited, make_rows
 from outrider.cloud_verifier.engine.gathering import Gathering, SessionKey
-from outrider.cloud_verifier.engine.grammars import GrammarStore
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.observe import EngineObserver, memory_use
 from outrider.cloud_verifier.engine.scheduler import FairQueue, Plan, Scheduler
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.cloud_verifier.verification.rows import ProcessedRows
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.types import GenerateRequest, MemoryUse, ModelInfo, Progress, VerifyRequest

@@ -14,7 +14,7 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.colocated.draft import load_draft
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.grammars import GrammarStore
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.cloud_verifier.heads.source import DraftSource
 from outrider.cloud_verifier.server.load_progress import LoadProgress
 from outrider.cloud_verifier.server.model_info import make_model_info

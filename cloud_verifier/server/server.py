@@ -17,7 +17,6 @@ from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.driver import EngineDriver
-from outrider.cloud_verifier.engine.grammars import GrammarStore
 from outrider.cloud_verifier.rpc.service import VerifierService
 from outrider.cloud_verifier.rpc.tracing import create_round_tracer
 from outrider.cloud_verifier.security.authenticator import AccessError
@@ -26,6 +25,7 @@ from outrider.cloud_verifier.server.admin import AdminServer
 from outrider.cloud_verifier.server.entrance import Entrance
 from outrider.cloud_verifier.server.loading import create_engine
 from outrider.cloud_verifier.server.supervision import Supervision
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.process.memory import give_back
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
 from outrider.common.sequences import common_prefix
-from outrider.common.types import TokenIds
-
-if TYPE_CHECKING:
-    from outrider.common.grammar.vocabulary import CompiledGrammar
+from outrider.common.types import Grammar, TokenIds
 
 Words: TypeAlias = NDArray[np.int32]
 """A row of bits [ceil(num_tokens / 32)], low bit first: set for the ids that are allowed."""
@@ -24,6 +21,19 @@ _MAX_KEPT = 256  # masks of paths: four times the largest tree
 
 class GrammarLimitError(OutriderError):
     """A grammar takes too much time or memory at this place of the text."""
+
+
+class CompiledGrammar:
+    """Holds a grammar over one vocabulary; sequences share it."""
+
+    def __init__(self, matcher: Any, num_tokens: int, eos_token_ids: TokenIds) -> None:
+        """Takes llguidance's matcher before any token."""
+        self._matcher = matcher
+        self.num_tokens, self.eos_token_ids = num_tokens, eos_token_ids
+
+    def matcher(self) -> Any:
+        """Returns a matcher of its own for one sequence, before any token."""
+        return self._matcher.deep_copy()
 
 
 class GrammarState:
@@ -180,6 +190,12 @@ class GrammarState:
         """Begins with a new matcher, as one that failed stays so."""
         self._matcher, self._num_fed, self._path, self._end = self._grammar.matcher(), 0, [], None
         self._kept.clear()
+
+
+def state_of(grammar: Grammar, budget_s: float = float("inf")) -> GrammarState:
+    """Returns where an empty output is in a grammar, which is compiled; `budget_s` is `GrammarState`'s."""
+    assert isinstance(grammar.compiled, CompiledGrammar), "the grammar was not compiled"
+    return GrammarState(grammar.compiled, budget_s)
 
 
 def _bits(token_ids: Sequence[int], num_tokens: int) -> Words:

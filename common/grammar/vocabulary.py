@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from outrider.common.errors import InvalidFieldError, ModelError
+from outrider.common.grammar.state import CompiledGrammar
 from outrider.common.process.extras import needs_extra
 from outrider.common.types import Grammar, GrammarKind, TokenIds
-
-if TYPE_CHECKING:
-    from outrider.common.grammar.state import GrammarState
 
 FIELD = "sampling.grammar"  # on the wire
 
@@ -65,25 +63,6 @@ class Vocabulary:
 
     def close(self) -> None:
         """Has nothing to free."""
-
-
-class CompiledGrammar:
-    """Holds a grammar over one vocabulary; sequences share it."""
-
-    def __init__(self, matcher: Any, num_tokens: int, eos_token_ids: TokenIds) -> None:
-        """Takes llguidance's matcher before any token."""
-        self._matcher = matcher
-        self.num_tokens, self.eos_token_ids = num_tokens, eos_token_ids
-
-    def matcher(self) -> Any:
-        """Returns a matcher of its own for one sequence, before any token."""
-        return self._matcher.deep_copy()
-
-    def start(self, budget_s: float = float("inf")) -> GrammarState:
-        """Returns the state of an empty output; see `GrammarState`."""
-        from outrider.common.grammar.state import GrammarState
-
-        return GrammarState(self, budget_s)
 
 
 def _definition(grammar: Grammar) -> str:

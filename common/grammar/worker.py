@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from outrider.common.errors import InvalidFieldError
+from outrider.common.grammar.state import state_of
 from outrider.common.grammar.vocabulary import Vocabulary
 from outrider.common.types import Grammar, GrammarKind
 
@@ -27,7 +28,7 @@ def main(tokenizer: str, num_tokens: str, *eos_token_ids: str) -> None:
         said = json.loads(line)
         try:
             grammar = Grammar(GrammarKind(said["kind"]), said["text"], said["has_whitespace"])
-            vocabulary.compile(grammar).start().allowed()
+            state_of(vocabulary.compile(grammar)).allowed()
             error = ""
         except InvalidFieldError as failure:
             error = failure.reason

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.alignment import TokenChain
+from outrider.common.grammar.state import state_of
 from outrider.common.types import SamplingParams, TokenIds
 
 
@@ -121,7 +122,7 @@ class History:
         self.bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
         self.biases = np.array([bias for _, bias in params.logit_bias], np.float32)
         self.bad_words = BadWords(params.bad_words)
-        self.grammar = None if params.grammar is None else params.grammar.start(grammar_budget_s)
+        self.grammar = None if params.grammar is None else state_of(params.grammar, grammar_budget_s)
         self.seen, self.output = TokenCounts(), TokenCounts()
         counts_seen = params.repetition_penalty != 1
         counts_output = bool(params.presence_penalty or params.frequency_penalty)

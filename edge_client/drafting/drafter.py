@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
+from outrider.common.grammar.state import state_of
 from outrider.common.sequences import common_prefix
 from outrider.common.tree import ROOT
 from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
@@ -42,7 +43,7 @@ class Drafter:
             sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support
         )
         self._min_draft_s = min_draft_s
-        self._grammar = None if sampling.grammar is None else sampling.grammar.start()
+        self._grammar = None if sampling.grammar is None else state_of(sampling.grammar)
         self._num_prompt_tokens = num_prompt_tokens
         self._first: TokenIds = ()
         self._assumed: TokenIds = ()  # what the sequence was told that may yet turn out wrong: its end

@@ -14,7 +14,7 @@ from support.grammars import EOS, SCHEMA, compiled, encode, regex, schema, vocab
 from outrider.common.codec import decode_open, encode_open
 from outrider.common.errors import InvalidFieldError
 from outrider.common.grammar.masks import mask_scores
-from outrider.common.grammar.state import GrammarLimitError, GrammarState, Words
+from outrider.common.grammar.state import GrammarLimitError, GrammarState, Words, state_of
 from outrider.common.sampling.processors import check_sampling_params, process_logits
 from outrider.common.types import Grammar, GrammarKind, Limits, OpenRequest, SamplingParams
 from outrider.kernels import host, reference
@@ -23,7 +23,7 @@ LARK = Grammar(GrammarKind.LARK, 'start: pair ("," pair)*\npair: /[a-z]+/ "=" NU
 
 
 def fresh(grammar: Grammar, output: list[int]) -> GrammarState:
-    state = grammar.start()
+    state = state_of(grammar)
     state.extend(output)
     return state
 
@@ -44,7 +44,7 @@ def walk(grammar: Grammar, seed: int, num_tokens: int) -> list[int]:
 
 
 def test_only_what_the_schema_allows_may_follow() -> None:
-    state = compiled(schema(SCHEMA)).start()
+    state = state_of(compiled(schema(SCHEMA)))
     assert {vocabulary().text(each) for each in ids_in(state.allowed())} == {"{"}
     state.extend(encode('{"name":"bob","age":3'))
     assert not state.is_accepting and EOS not in ids_in(state.allowed())
@@ -73,7 +73,7 @@ def test_after_the_end_and_after_what_is_not_allowed_only_the_end_follows() -> N
 def test_a_state_that_was_moved_about_equals_one_made_from_the_text_alone(data: st.DataObject) -> None:
     grammar = compiled(data.draw(st.sampled_from((schema(SCHEMA), regex("(ab|a[bc]*d)+x?"), LARK))))
     text = walk(grammar, data.draw(st.integers(0, 50)), 24)
-    moved, output = grammar.start(), list[int]()
+    moved, output = state_of(grammar), list[int]()
     for _ in range(data.draw(st.integers(1, 8))):
         match data.draw(st.sampled_from(("extend", "cut", "path", "follow"))):
             case "extend":
@@ -123,14 +123,14 @@ def test_a_bad_grammar_is_refused_with_the_place(grammar: Grammar, place: str) -
 
 
 def test_masks_that_take_more_than_a_round_may_are_refused() -> None:
-    state = compiled(schema(SCHEMA)).start(budget_s=0.0)
+    state = state_of(compiled(schema(SCHEMA)), budget_s=0.0)
     with pytest.raises(GrammarLimitError, match="in one round"):
         state.allowed()
 
 
 def test_a_grammar_with_too_many_readings_is_refused_and_the_state_stays_usable() -> None:
     grammar = compiled(Grammar(GrammarKind.LARK, "start: " + " ".join(["y?"] * 600) + '\ny: "a" | "b"'))
-    state = grammar.start()
+    state = state_of(grammar)
     for _ in range(2):
         state.extend(encode("a"))
         with pytest.raises(GrammarLimitError, match="takes too much"):
@@ -162,7 +162,9 @@ def test_a_grammar_is_applied_before_temperature_and_truncation() -> None:
     logits = np.linspace(1, 0, 8192, dtype=np.float32)[None]
     scores = process_logits(np, logits, params, prompt_ids=[1], output_ids=[])
     (kept,) = np.flatnonzero(scores[0] > -np.inf)
-    assert kept == min(ids_in(params.grammar.start().allowed())) and scores[0, kept] == logits[0, kept] / 0.5
+    assert (
+        kept == min(ids_in(state_of(params.grammar).allowed())) and scores[0, kept] == logits[0, kept] / 0.5
+    )
 
 
 def test_each_row_is_masked_by_the_draft_before_it() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from outrider.cloud_verifier.engine.grammars import GrammarStore
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.common.grammar.vocabulary import Vocabulary
 from outrider.common.types import Grammar, GrammarKind
 

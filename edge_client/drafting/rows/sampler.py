@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import ModelError
+from outrider.common.grammar.state import state_of
 from outrider.common.noise.draws import coupled_one, coupled_top, coupled_two, top_scores
 from outrider.common.noise.philox import Purpose, first_word
 from outrider.common.sampling.processors import is_plain, process_logits
@@ -39,7 +40,7 @@ class DraftSampler:
     """Samples for one sequence, with the rows of a runner made for the same temperature."""
 
     def __init__(self, params: SamplingParams, eos_token_ids: tuple[int, ...], num_support: int = 0) -> None:
-        self._grammar = None if params.grammar is None else params.grammar.start()
+        self._grammar = None if params.grammar is None else state_of(params.grammar)
         self._params = params = replace(params, grammar=None)  # rows are constrained before anything else
         self._eos_token_ids = eos_token_ids
         self._num_support = num_support

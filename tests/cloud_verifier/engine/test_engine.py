@@ -16,8 +16,8 @@ from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.finish import MakeRows, make_rows
-from outrider.cloud_verifier.engine.grammars import GrammarStore
 from outrider.cloud_verifier.engine.job import Job
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.common.alignment import TokenChain
 from outrider.common.codec.responses_in import decode_open_response
 from outrider.common.codec.responses_out import encode_open_response

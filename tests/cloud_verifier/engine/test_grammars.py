@@ -13,13 +13,13 @@ from support.tiny_grammars import Later, tiny, tiny_store, tiny_vocabulary
 from test_engine import GREEDY, SAMPLED, Harness, round_of
 
 from outrider.cloud_verifier.engine import session as session_module
-from outrider.cloud_verifier.engine.grammars import (
+from outrider.cloud_verifier.engine.job import Disconnect
+from outrider.cloud_verifier.verification.grammars import (
     MAX_KEPT_OF_TENANT,
     MAX_WAITING,
     GrammarStore,
     TooManyGrammarsError,
 )
-from outrider.cloud_verifier.engine.job import Disconnect
 from outrider.common.alignment import TokenChain
 from outrider.common.errors import InvalidFieldError
 from outrider.common.grammar.checked import CheckedCompiler
@@ -191,7 +191,7 @@ def test_a_grammar_that_never_compiles_is_given_up_and_the_next_one_is_not() -> 
     compiler = CheckedCompiler(TOKENIZER, NUM_TOKENS, (EOS,), deadline_s=0.3)
     hostile = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "integer", "multipleOf": 99999989}))
     try:
-        with pytest.raises(InvalidFieldError, match="takes more (memory|than 0.3 s) to compile"):
+        with pytest.raises(InvalidFieldError, match=r"takes more (memory|than 0.3 s) to compile"):
             compiler.compile(hostile)
         with pytest.raises(InvalidFieldError, match="unclosed group"):
             compiler.compile(raw("("))

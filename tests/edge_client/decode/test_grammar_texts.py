@@ -9,6 +9,7 @@ from support.tiny_grammars import text_of, tiny, tiny_store
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference
 
 from outrider.common.errors import IncompatibleError, RoundFailedError
+from outrider.common.grammar.state import state_of
 from outrider.common.methods import drafts_trees
 from outrider.common.types import FinishReason, Method, Origin, SamplingParams, StopParams
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
@@ -17,18 +18,18 @@ from outrider.edge_client.session.session import SessionResult
 
 LIST = r"\{([a-f]{2,4}[0-9]{1,3},)+\}"
 STOP = StopParams(max_new_tokens=40)
-OUTAGE = Chances(outage=0.3)
+NO_FAULTS, OUTAGE = Chances(), Chances(outage=0.3)
 
 
 def write(
-    faults: Chances = Chances(), pattern: str = LIST, seed: int = 1, **options: object
-) -> SessionResult:  # noqa: B008
+    faults: Chances = NO_FAULTS, pattern: str = LIST, seed: int = 1, **options: object
+) -> SessionResult:
     link = EngineLink(make_backend(), faults, seed=seed, grammars=tiny_store())
     return decode(link, seed=seed, stop=STOP, grammar=tiny(pattern), **options)  # type: ignore[arg-type]
 
 
 def assert_obeys(result: SessionResult, pattern: str = LIST) -> None:
-    state = tiny(pattern).start()
+    state = state_of(tiny(pattern))
     for token_id in result.token_ids:
         assert state.allows((), token_id), text_of(result.token_ids)
         state.extend([token_id])

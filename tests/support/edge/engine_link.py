@@ -16,9 +16,9 @@ from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.grammars import GrammarStore
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.server.model_info import make_model_info
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.common.codec import decode_request, encode_request
 from outrider.common.errors import LinkError
 from outrider.common.sampling.support import certain

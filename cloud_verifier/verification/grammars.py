@@ -6,10 +6,9 @@ import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
 
-from outrider.cloud_verifier.engine.threads import start_pool
 from outrider.common.errors import InvalidFieldError, ModelError, UnimplementedFieldError
 from outrider.common.grammar.vocabulary import FIELD
 from outrider.common.process.extras import MissingExtraError
@@ -42,7 +41,7 @@ class GrammarStore:
     def __init__(self, compiler: CompilesGrammars, pool: Executor | None = None) -> None:
         """The store closes both; `pool` is a thread of its own where none is given."""
         self._compiler = compiler
-        self._pool = pool or start_pool(1, "grammar")
+        self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="grammar")
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, Grammar], Grammar | InvalidFieldError] = OrderedDict()
         self._waiting: OrderedDict[str, deque[Grammar]] = OrderedDict()  # by tenant, in turn
