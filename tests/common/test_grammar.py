@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.grammars import EOS, SCHEMA, compiled, encode, regex, schema, vocabulary
+from support.grammars import (
+    EOS,
+    NUM_TOKENS,
+    SCHEMA,
+    TOKENIZER,
+    compiled,
+    encode,
+    regex,
+    schema,
+    vocabulary,
+)
 
 from outrider.common.codec import decode_open, encode_open
 from outrider.common.errors import InvalidFieldError
@@ -204,3 +214,11 @@ def test_a_compiled_grammar_equals_its_text() -> None:
     grammar = schema(SCHEMA)
     assert compiled(grammar) == grammar and hash(compiled(grammar)) == hash(grammar)
     assert json.loads(grammar.text) == SCHEMA
+
+
+def test_a_program_of_its_own_may_use_what_the_product_does() -> None:
+    from outrider import grammar
+
+    opened = grammar.Vocabulary.open(TOKENIZER, NUM_TOKENS, (EOS,))
+    state = grammar.state_of(opened.compile(grammar.Grammar(grammar.GrammarKind.REGEX, "[ab]")))
+    assert state.allows((), encode("a")[0]) and not state.allows((), encode("c")[0])
