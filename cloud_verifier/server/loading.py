@@ -14,10 +14,10 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.colocated.draft import load_draft
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.cloud_verifier.heads.source import DraftSource
 from outrider.cloud_verifier.server.load_progress import LoadProgress
 from outrider.cloud_verifier.server.model_info import make_model_info
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.config.units import parse_size
 from outrider.common.errors import ModelError

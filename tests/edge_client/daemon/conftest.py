@@ -13,7 +13,7 @@ from support.processes.server import serving
 
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.server.cli import create_grammars
+from outrider.cloud_verifier.server.loading import create_grammars
 from outrider.cloud_verifier.server.server import VerifierServer
 
 
