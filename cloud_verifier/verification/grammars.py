@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Protocol
 
 from outrider.common.errors import InvalidFieldError, ModelError, UnimplementedFieldError
+from outrider.common.grammar.state import COMPILING_NICENESS
 from outrider.common.grammar.vocabulary import FIELD
 from outrider.common.process.extras import MissingExtraError
 from outrider.common.types import Grammar
@@ -41,7 +43,7 @@ class GrammarStore:
     def __init__(self, compiler: CompilesGrammars, pool: Executor | None = None) -> None:
         """The store closes both; `pool` is a thread of its own where none is given."""
         self._compiler = compiler
-        self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="grammar")
+        self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="grammar", initializer=_be_nice)
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, Grammar], Grammar | InvalidFieldError] = OrderedDict()
         self._waiting: OrderedDict[str, deque[Grammar]] = OrderedDict()  # by tenant, in turn
@@ -102,3 +104,8 @@ class GrammarStore:
             del self._kept[own[0]]
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
+
+
+def _be_nice() -> None:
+    """Has this thread give way to those of the engine; Linux has a niceness for each."""
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILING_NICENESS)

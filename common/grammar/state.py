@@ -16,6 +16,7 @@ from outrider.common.types import Grammar, TokenIds
 Words: TypeAlias = NDArray[np.int32]
 """A row of bits [ceil(num_tokens / 32)], low bit first: set for the ids that are allowed."""
 
+COMPILING_NICENESS = 10  # of threads and processes that compile: what others wait for goes first
 _MAX_KEPT = 256  # masks of paths: four times the largest tree
 
 

@@ -6,12 +6,13 @@ One line of JSON in, one out. A grammar that needs more memory than allowed ends
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 from pathlib import Path
 
 from outrider.common.errors import InvalidFieldError
-from outrider.common.grammar.state import state_of
+from outrider.common.grammar.state import COMPILING_NICENESS, state_of
 from outrider.common.grammar.vocabulary import Vocabulary
 from outrider.common.types import Grammar, GrammarKind
 
@@ -20,6 +21,7 @@ MAX_BYTES = 96 << 20  # of memory for all grammars that one process compiles at 
 
 def main(tokenizer: str, num_tokens: str, *eos_token_ids: str) -> None:
     """Answers each line until the end of the input."""
+    os.nice(COMPILING_NICENESS)
     vocabulary = Vocabulary.open(Path(tokenizer), int(num_tokens), tuple(map(int, eos_token_ids)))
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, used + MAX_BYTES))
