@@ -123,11 +123,11 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
 
 def load_server(config: ServeConfig, kv_bytes: int | None, entrance: Entrance) -> VerifierServer:
     """Returns the server of the target and the draft that `config` names. Raises `ModelError`."""
-    from outrider.cloud_verifier.server.loading import load_models
+    from outrider.cloud_verifier.server.loading import create_grammars, load_models
     from outrider.cloud_verifier.server.server import VerifierServer
 
     backend, drafter = load_models(config, kv_bytes)
-    return VerifierServer(backend, config, drafter, entrance)
+    return VerifierServer(backend, config, drafter, entrance, grammars=create_grammars(config, backend))
 
 
 def describe_target(backend: TransformersBackend) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,9 +17,11 @@ from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.heads.source import DraftSource
 from outrider.cloud_verifier.server.load_progress import LoadProgress
 from outrider.cloud_verifier.server.model_info import make_model_info
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.config.units import parse_size
 from outrider.common.errors import ModelError
+from outrider.common.grammar.checked import CheckedCompiler
 from outrider.common.process.extras import MissingExtraError
 
 if TYPE_CHECKING:
@@ -57,12 +60,14 @@ def create_engine(
     config: ServeConfig,
     drafter: CoLocatedDrafter | None = None,
     labels: tuple[str, ...] = (),
+    grammars: GrammarStore | None = None,
 ) -> Engine:
     """Returns the engine of a verifier with these options. `labels` are added to those of `config`."""
     return Engine(
         backend,
-        make_model_info(backend, config, drafter, labels),
+        make_model_info(backend, config, drafter, labels, has_grammars=grammars is not None),
         drafter=drafter,
+        grammars=grammars,
         max_step_tokens=config.max_step_tokens,
         prefill_chunk_tokens=config.prefill_chunk,
         queue_limits=config.queue_limits,
@@ -70,6 +75,14 @@ def create_engine(
         min_forward_s=config.min_forward_ms / 1000.0,
         hides_batch_size=config.hide_batch_size,
     )
+
+
+def create_grammars(config: ServeConfig, backend: TargetBackend) -> GrammarStore | None:
+    """Returns what compiles the grammars of sessions; None where llguidance is not installed, or none are taken."""
+    if not config.max_grammar_bytes or importlib.util.find_spec("llguidance") is None:
+        return None
+    tokenizer_json = config.target / "tokenizer.json"
+    return GrammarStore(CheckedCompiler(tokenizer_json, backend.num_tokens, tuple(backend.eos_token_ids)))
 
 
 def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocatedDrafter | None:

@@ -25,6 +25,7 @@ from outrider.cloud_verifier.server.admin import AdminServer
 from outrider.cloud_verifier.server.entrance import Entrance
 from outrider.cloud_verifier.server.loading import create_engine
 from outrider.cloud_verifier.server.supervision import Supervision
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.process.memory import give_back
 
@@ -50,13 +51,14 @@ class VerifierServer:
         drafter: CoLocatedDrafter | None = None,
         entrance: Entrance | None = None,
         labels: tuple[str, ...] = (),
+        grammars: GrammarStore | None = None,
     ) -> None:
-        """`drafter`, closed with the server, makes co-located generation possible. `entrance`, closed with it too,
-        is made from `config` where none is given."""
+        """`drafter` makes co-located generation possible, `grammars` those of sessions; both are closed with the
+        server. `entrance`, closed with it too, is made from `config` where none is given."""
         load_row_kernels()  # compiled here, so that no round waits for it
         self._config = config
         _, admin_listen = check_addresses(config)
-        self.engine = create_engine(backend, config, drafter, labels)
+        self.engine = create_engine(backend, config, drafter, labels, grammars)
         tracer = create_round_tracer()
         self._entrance = entrance or Entrance(config)
         self.security = self._entrance.security

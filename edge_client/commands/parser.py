@@ -91,6 +91,20 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print one JSON object instead of the text, also of an error"
     )
     run.add_argument(
+        "--json-schema",
+        dest="json_schema_file",
+        type=Path,
+        metavar="FILE",
+        help="JSON schema that the text obeys (extra structured)",
+    )
+    run.add_argument(
+        "--grammar",
+        dest="grammar_file",
+        type=Path,
+        metavar="FILE",
+        help="Lark grammar, in llguidance's dialect, that the text obeys (extra structured)",
+    )
+    run.add_argument(
         "--live",
         action="store_true",
         help="colour the text by where each token came from, above a line with round trip, draft length, "

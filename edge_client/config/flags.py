@@ -9,6 +9,7 @@ from pathlib import Path
 
 from outrider.common.config.fields import leaves
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config, with_values
+from outrider.common.errors import UsageError
 from outrider.edge_client.config.daemon import SECTION
 from outrider.edge_client.config.run_config import SCOPE, RunConfig
 from outrider.edge_client.core.options import OnTimeout
@@ -41,6 +42,23 @@ def add_config(parser: argparse.ArgumentParser, words: str = "", has_serve: bool
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
     add_flags(parser, RunConfig, without=() if has_serve else (SECTION,), is_grouped=True, often=_OFTEN)
     parser.usage = f"%(prog)s [OPTION ...] {words}".rstrip()  # argparse would name every option
+
+
+def grammar_texts(namespace: argparse.Namespace) -> dict[str, str]:
+    """Returns the texts of `--json-schema FILE` and `--grammar FILE`, by key. Raises `UsageError`."""
+    files = {"json_schema": namespace.json_schema_file, "grammar": namespace.grammar_file}
+    return {key: _text_of(path, key) for key, path in files.items() if path is not None}
+
+
+def _text_of(path: Path, key: str) -> str:
+    flag = f"--{key.replace('_', '-')}"
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{flag}: cannot read {path}: {error}") from error
+    if not text.strip():
+        raise UsageError(f"{flag}: {path} is empty")
+    return text
 
 
 def load_run_config(namespace: argparse.Namespace) -> Loaded[RunConfig]:

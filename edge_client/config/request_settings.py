@@ -40,6 +40,10 @@ OF_REQUESTS = (
     "threshold_ratio",
     "typical_epsilon",
     "typical_delta",
+    "json_schema",
+    "regex",
+    "grammar",
+    "json_whitespace",
 )
 # And these by fields that OpenAI has, under its names.
 OF_OPENAI = (

@@ -16,6 +16,7 @@ from outrider.edge_client.config.draft_sections import (
     PipeliningConfig,
     TreeConfig,
 )
+from outrider.edge_client.config.grammar import GrammarConfig
 from outrider.edge_client.config.link_sections import ConnectionConfig, LogConfig, OutageConfig
 from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
 from outrider.edge_client.gate.gate import GateUse
@@ -154,6 +155,7 @@ class RunConfig:
     gate: GateConfig = section(GateConfig, "gate_", "gate")
     sampling: SamplingConfig = section(SamplingConfig, title=_SAMPLING)
     stop: StopConfig = section(StopConfig, title=_END)
+    grammar: GrammarConfig = section(GrammarConfig, title="structured output")
     seed: int | None = option(
         None, "seed of the sampling noise; without one a random seed is drawn and printed", title=_SAMPLING
     )

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 
 from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.config.loader import Loaded, value_of, with_values
-from outrider.common.errors import UsageError
+from outrider.common.errors import InvalidFieldError, UsageError
+from outrider.common.grammar.vocabulary import FIELD
 from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.config.request_settings import OF_DRAFT
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
@@ -18,7 +19,7 @@ from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
 from outrider.edge_client.daemon.http.keys import Keys
 from outrider.edge_client.daemon.metrics import DaemonMetrics, DaemonState
-from outrider.edge_client.daemon.openai.errors import ApiError
+from outrider.edge_client.daemon.openai.errors import ApiError, invalid
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
 from outrider.edge_client.daemon.verifier_watch import VerifierWatch
@@ -58,6 +59,8 @@ class Daemon:
         self.template: ChatTemplate | None = self._load_template(self.config)
         self._shared = create_shared_edge(self.config)
         self.edge: Edge = self._shared.edge
+        if self.edge.grammars is not None:
+            self.edge.grammars.is_checked = True
         self.admission = Admission(self.serve.max_requests, self.serve.max_queue)
         self.activity = Activity()
         self.watch = VerifierWatch()
@@ -94,7 +97,13 @@ class Daemon:
         """Returns a session for a request; encoding a long prompt takes time. Raises `OutriderError` and
         `ApiError`."""
         config = config_of(self.config, parsed)
-        return self._shared.prepare(self._encode(parsed), config)
+        try:
+            return self._shared.prepare(self._encode(parsed), config)
+        except UsageError as error:
+            cause = error.__cause__
+            if parsed.grammar_param and isinstance(cause, InvalidFieldError) and cause.field == FIELD:
+                raise invalid(parsed.grammar_param, cause.reason) from error
+            raise
 
     def note_slow_draft(self, mode: ExecutionMode, stats: SessionStats) -> None:
         """Logs, once, that drafting makes texts slower than the target alone."""

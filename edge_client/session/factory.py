@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,7 @@ from outrider.common.sampling.processors import check_sampling_params, on_wire
 from outrider.common.stopping import check_stop_params
 from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
+from outrider.edge_client.config.grammar import make_grammar
 from outrider.edge_client.config.methods import check_method, draft_source, make_method_params, support_size
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.config.tree import tree_budget, tree_use
@@ -28,6 +29,7 @@ from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionO
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.runner import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
+from outrider.edge_client.session.grammars import EdgeGrammars
 from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline
@@ -74,6 +76,7 @@ class Edge:
     dropout_cost: DropoutCost | None = None  # where the draft tells variance
     acceptance_prior: AcceptancePrior = field(default_factory=AcceptancePrior)
     surroundings: Surroundings = field(default_factory=Surroundings)
+    grammars: EdgeGrammars | None = None  # None: no session has one
 
     def session(
         self,
@@ -135,6 +138,9 @@ class Edge:
     def _make_options(self, config: RunConfig, seed: int) -> SessionOptions:
         num_tokens = self.tokenizer.num_tokens
         sampling = make_sampling(config, seed, tuple(map(self._encode_word, config.sampling.bad_word)))
+        if (grammar := make_grammar(config.grammar)) is not None:
+            assert self.grammars is not None, "an edge with a tokenizer compiles grammars"
+            sampling = replace(sampling, grammar=self.grammars.compile(grammar))
         stop = StopParams(
             config.max_new_tokens, config.stop.token_ids, config.stop.strings, config.stop.ignore_eos
         )
@@ -165,7 +171,9 @@ class Edge:
         return tuple(self.tokenizer.encode(word, is_complete=True))  # a word begins no text
 
     def close(self) -> None:
-        """Frees the draft."""
+        """Frees the draft and the grammars."""
+        if self.grammars is not None:
+            self.grammars.close()
         if self.draft is not None:
             self.draft.close()
 
@@ -203,6 +211,7 @@ def create_edge(
     load_ms = (time.perf_counter() - start_s) * 1e3
     is_slowed = has_draft and config.min_draft_ms > 0
     labels = (f"min-draft-ms={config.min_draft_ms:g}",) if is_slowed else ()
+    eos_token_ids = tuple(draft.eos_token_ids) if draft is not None else ()
     return Edge(
         config,
         tokenizer,
@@ -211,6 +220,7 @@ def create_edge(
         labels,
         _dropout_cost(draft),
         surroundings=surroundings or Surroundings(),
+        grammars=EdgeGrammars(directory / "tokenizer.json", tokenizer.num_tokens, eos_token_ids),
     )
 
 

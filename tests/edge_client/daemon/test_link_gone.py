@@ -175,7 +175,9 @@ def test_the_log_says_how_many_tokens_a_client_that_left_had_got_and_why_others_
     assert line["status"] == 499 and line["reason"] == "the client left"
     assert 380 > int(str(line["num_tokens"])) >= len(chunk.model_extra["outrider"]["tokens"]) > 0
     with pytest.raises(openai.BadRequestError) as caught:
-        its_client.completions.create(model="outrider", prompt="x", extra_body={"a secret text": 1})
+        its_client.completions.create(
+            model="outrider", prompt="x", extra_body={"outrider": {"a secret text": 1}}
+        )
     line = logged(log_file, caught.value.response.headers["x-request-id"])
     assert (line["code"], line["num_tokens"]) == ("unknown_parameter", 0) and "reason" not in line
     subprocess.run(["curl", "-s", "-H", "Host: evil.example", f"{behind.url}/v1/models"], check=True)

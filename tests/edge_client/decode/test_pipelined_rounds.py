@@ -19,6 +19,7 @@ from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.types import (
     CorrectionKind,
     FinishReason,
+    Grammar,
     Method,
     Origin,
     RoundError,
@@ -99,10 +100,11 @@ def decode(
     acceptance_prior: AcceptancePrior | None = None,
     tree: TreeBudget | None = None,
     is_reverified: bool = False,
+    grammar: Grammar | None = None,
 ) -> SessionResult:
     """`second`: guesses are made, and the draft's runner-up for a wrong token is right by that chance.
     `policy` instead of a fixed `depth`, `rounds` instead of a `window` with a `choice`."""
-    sampling = SamplingParams(temperature=temperature, seed=seed)
+    sampling = SamplingParams(temperature=temperature, seed=seed, grammar=grammar)
     draft = ChanceDraft(list(whole_text(sampling)), accuracy, seed, draft_context, second or 0.0)
     verifier = RemoteVerifier(
         link,  # type: ignore[arg-type]
