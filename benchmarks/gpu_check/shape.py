@@ -16,11 +16,8 @@ from outrider.cloud_verifier.backends.decoder_config import (
     make_decoder_config,
     with_defaults,
 )
-from outrider.cloud_verifier.backends.transformers_backend import (
-    PagedSequence,
-    TargetFacts,
-    TransformersBackend,
-)
+from outrider.cloud_verifier.backends.facts import TargetFacts
+from outrider.cloud_verifier.backends.transformers_backend import PagedSequence, TransformersBackend
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.common.process.quiet_loading import quiet_loading
 

@@ -19,10 +19,11 @@ from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner
 from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.cuda.graphs import Capture, CudaCapture
+from outrider.cloud_verifier.backends.facts import TargetFacts
 from outrider.cloud_verifier.backends.loading import make_backend
 from outrider.cloud_verifier.backends.products.ways import OwnKernel, ProductWay, UnsplitLibrary
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
-from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
 
 

@@ -16,12 +16,12 @@ import torch
 
 from outrider.cloud_verifier.backends.architectures import check_supported
 from outrider.cloud_verifier.backends.attention.plan import ATTENTION_NAME, ForwardPlan, register_attention
+from outrider.cloud_verifier.backends.decoder import Decoder
 from outrider.cloud_verifier.backends.memory import check_weights_fit
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, Product
 from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.quantised import four_bit
 from outrider.cloud_verifier.backends.quantised.choice import Quantisation
-from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.common.errors import ModelError
 from outrider.common.process.extras import needs_extra

@@ -24,7 +24,7 @@ from benchmarks.gpu_check.attention_cases import (
     make_text,
     random_batch,
 )
-from outrider.cloud_verifier.backends import paged
+from outrider.cloud_verifier.backends.attention import paged
 from outrider.cloud_verifier.backends.attention.packing import PackedSequence
 from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
 from outrider.cloud_verifier.backends.attention.plan import AttentionRule

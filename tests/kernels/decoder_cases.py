@@ -87,7 +87,7 @@ def test_replayed_steps_have_the_logits_of_the_decoder_for_a_cpu(tmp_path: Path,
         np.testing.assert_allclose(ours, theirs, atol=most, err_msg=f"step {number}")
     assert capture.num_captures and capture.num_replays >= 3, vars(capture)
     backend.check_integrity()
-    for pool in backend._pools:
+    for pool in backend.memory.tensors:
         if pool.is_floating_point():
             pool.fill_(torch.nan)  # as others may leave it
     for ours, theirs in zip(steps_of(backend), found, strict=True):

@@ -15,6 +15,7 @@ from support.models import ARCHITECTURES
 from transformers.utils import logging as hf_logging
 
 from outrider.cloud_verifier.backends import memory
+from outrider.cloud_verifier.backends.facts import TargetFacts
 from outrider.cloud_verifier.backends.loading import load_target, make_backend
 from outrider.cloud_verifier.backends.memory import check_weights_fit, kv_pool_bytes, step_bytes
 from outrider.cloud_verifier.backends.through_transformers import (
@@ -22,7 +23,7 @@ from outrider.cloud_verifier.backends.through_transformers import (
     load_directly,
     load_through_transformers,
 )
-from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.cloud_verifier.config import ServeConfig, check_device_name, parse_kv_memory
 from outrider.cloud_verifier.server.cli import describe_target

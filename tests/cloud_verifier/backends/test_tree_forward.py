@@ -15,7 +15,8 @@ from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import check_trees
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import Feed, TransformersBackend, split_feeds
+from outrider.cloud_verifier.backends.passes.feeds import Feed, split_feeds
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.kv.blocks import BlockTable
 from outrider.common.errors import ModelError
 from outrider.common.tree import Tree
