@@ -88,13 +88,14 @@ def _measure(folder: BankFolder) -> dict[str, Any]:
         "fastest": fastest,
         "recommended_to_fastest": round(speeds[name] / speeds[fastest], 3),
         "not_told_apart": comparison.close_to(rtt_s),
+        "noise_share": round(comparison.noise_share, 3),
         "aa": round(max(again, speeds[ALONE]) / min(again, speeds[ALONE]), 3),
         "measured_tokens_per_s": {each: round(speed, 1) for each, speed in speeds.items()},
         "predicted_tokens_per_s": {
             each.name: round(each.best(rtt_s).tokens_per_s, 1) for each in comparison.ranked(rtt_s)
         },
         "measured_tokens_per_round": tokens_per_round,
-        "predicted_mode": {each.name: each.best(rtt_s).mode for each in comparison.drafts},
+        "predicted_mode": {each.name: str(each.best(rtt_s).mode) for each in comparison.drafts},
         "predicted_tokens_per_round": {
             each.name: round(each.tokens_per_round, 2) for each in comparison.drafts
         },

@@ -31,7 +31,7 @@ from outrider.edge_client.session.factory import Edge
 _FIRST_ERRANDS = (
     len(LENGTHS) + len(NODES) + 2
 )  # every length, size of trees and streams once, whatever the time
-CLOSE_SHARE = 0.03  # times nearer than that cannot be told apart: A/A of `make bench-pair` is up to 1.04
+CLOSE_SHARE = 0.03  # times nearer than that cannot be told apart on a calm machine: A/A of `make bench-pair`
 _NUM_RESAMPLES, _CLOSE_CHANCE = 200, 0.1  # of sessions, and how often another draft is the faster in them
 
 
@@ -80,10 +80,15 @@ class ComparedDraft:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Holds the candidates, and the round trips in seconds that they are compared at, the measured one first."""
+    """Holds the candidates, and the round trips in seconds that they are compared at, the measured one first.
+
+    `noise_share` is by how much times differ that should be the same: those of the target alone, measured in the turns
+    of each candidate.
+    """
 
     drafts: tuple[ComparedDraft, ...]
     rtts_s: tuple[float, ...]
+    noise_share: float = 0.0
 
     def ranked(self, rtt_s: float) -> list[ComparedDraft]:
         """Returns the candidates, the fastest first."""
@@ -102,7 +107,7 @@ class Comparison:
         """Returns the names of those that cannot be told apart from the fastest: their times are too near, or with some
         other choice of the same sessions they are the faster (a bootstrap, paired by session)."""
         fastest, *others = self.ranked(rtt_s)
-        limit_s = fastest.best(rtt_s).token_s * (1 + CLOSE_SHARE)
+        limit_s = fastest.best(rtt_s).token_s * (1 + max(CLOSE_SHARE, self.noise_share))
         return [
             each.name
             for each in others
@@ -157,13 +162,19 @@ def measure_drafts(
 def compare(samples: Mapping[str, Samples], rtts_s: Sequence[float]) -> Comparison:
     """Returns the comparison on the link as measured and at other round trips. Raises `UsageError` naming `--measure-s`
     where too little was measured."""
-    common = parts_from(_together(samples.values()))
+    common, own = (
+        parts_from(_together(samples.values())),
+        {name: parts_from(each) for name, each in samples.items()},
+    )
     rtts = (common.rtt, *(Known(rtt_s, GIVEN) for rtt_s in rtts_s))
     drafts = tuple(
-        ComparedDraft(name, {rtt.value: _plan(parts_from(each), common, rtt) for rtt in rtts})
-        for name, each in samples.items()
+        ComparedDraft(name, {rtt.value: _plan(each, common, rtt) for rtt in rtts})
+        for name, each in own.items()
     )
-    return Comparison(drafts, tuple(dict.fromkeys(rtt.value for rtt in rtts)))
+    alone_s = [each.target_token.value for each in own.values()]
+    return Comparison(
+        drafts, tuple(dict.fromkeys(rtt.value for rtt in rtts)), max(alone_s) / min(alone_s) - 1
+    )
 
 
 def _together(samples: Iterable[Samples]) -> Samples:

@@ -58,6 +58,7 @@ def test_drafts_that_cannot_be_told_apart_are_named() -> None:
     found = comparison(first=(0.80, 0.001), second=(0.799, 0.001), third=(0.5, 0.001))
     assert found.close_to(RTTS_S[0]) == ["second"] and CLOSE_SHARE < 0.1
     assert "not told apart from second." in comparison_text(found)
+    assert Comparison(found.drafts, RTTS_S, noise_share=3.0).close_to(RTTS_S[0]) == ["second", "third"]
 
 
 def with_sequences(name: str, shares: list[float]) -> ComparedDraft:
