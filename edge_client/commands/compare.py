@@ -184,8 +184,8 @@ def comparison_text(found: Comparison) -> str:
     lines.append(f"{'none':<{width}}{'':>25}{alone}")
     rtt = found.drafts[0].measured.parts.rtt
     lines.append(
-        f"as measured: RTT {show_duration(rtt.value)}; speeds are predicted from what was measured; the target alone took "
-        f"times that differ by {found.noise_share:.0%} from draft to draft"
+        f"as measured: RTT {show_duration(rtt.value)}; speeds are predicted from what was measured; the target alone "
+        f"took times that differ by {found.noise_share:.0%} from draft to draft"
     )
     return "\n".join([*(_sentence(found, rtt_s) for rtt_s in found.rtts_s), "", *lines])
 
