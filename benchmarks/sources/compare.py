@@ -29,9 +29,9 @@ from outrider.experiments.shared.results import Measure, at_most, judged
 from outrider.training.bank.pairs import BANK, RUN, BankFolder
 
 TEMPERATURE = 0.8
-DEPTHS = (1, 2, 4, 6, 8)
-NUM_PROMPTS, NUM_NEW = 8, 64  # that are written by every draft
-MEASURE_S = 10.0  # for each draft
+DEPTHS = (2, 4, 6, 8)
+NUM_PROMPTS, NUM_NEW = 20, 96  # that are written by every draft
+MEASURE_S = 20.0  # for each draft
 ALONE, AGAIN = "none", "none again"
 
 
@@ -62,6 +62,12 @@ def run() -> Found:
             worst,
             "ratio",
         ),
+        Measure(
+            "src.compare_named",
+            "targets whose fastest draft is recommended or named as not told apart from it",
+            sum(each["fastest"] in (each["recommended"], *each["not_told_apart"]) for each in found.values()),
+            "targets",
+        ),
     ], {"targets": found, "wrong": wrong}
 
 
@@ -71,7 +77,7 @@ def _measure(folder: BankFolder) -> dict[str, Any]:
         "--num-threads", "1", "--log-level", "warning", target=folder.target_dir
     ) as verifier:
         comparison = _recommend(folder, verifier.address, prompts[0::2])
-        speeds = _speeds(folder, verifier.address, prompts[1::2][:NUM_PROMPTS])
+        speeds, tokens_per_round = _speeds(folder, verifier.address, prompts[1::2][:NUM_PROMPTS])
     rtt_s = comparison.rtts_s[0]
     recommended = comparison.recommended(rtt_s)
     name = ALONE if recommended is None else recommended.name
@@ -82,13 +88,17 @@ def _measure(folder: BankFolder) -> dict[str, Any]:
         "fastest": fastest,
         "recommended_to_fastest": round(speeds[name] / speeds[fastest], 3),
         "not_told_apart": comparison.close_to(rtt_s),
+        "noise_share": round(comparison.noise_share, 3),
         "aa": round(max(again, speeds[ALONE]) / min(again, speeds[ALONE]), 3),
         "measured_tokens_per_s": {each: round(speed, 1) for each, speed in speeds.items()},
         "predicted_tokens_per_s": {
             each.name: round(each.best(rtt_s).tokens_per_s, 1) for each in comparison.ranked(rtt_s)
         },
-        "predicted_mode": {each.name: each.best(rtt_s).mode for each in comparison.drafts},
-        "tokens_per_round": {each.name: round(each.tokens_per_round, 2) for each in comparison.drafts},
+        "measured_tokens_per_round": tokens_per_round,
+        "predicted_mode": {each.name: str(each.best(rtt_s).mode) for each in comparison.drafts},
+        "predicted_tokens_per_round": {
+            each.name: round(each.tokens_per_round, 2) for each in comparison.drafts
+        },
     }
 
 
@@ -108,8 +118,10 @@ def _recommend(folder: BankFolder, address: str, prompts: Sequence[Prompt]) -> C
         return compare(measure_drafts(edges, prompts=ids, seconds=MEASURE_S), ())
 
 
-def _speeds(folder: BankFolder, address: str, prompts: Sequence[Prompt]) -> dict[str, float]:
-    """Returns tokens/s of the target alone, twice, and of every draft at its best length."""
+def _speeds(
+    folder: BankFolder, address: str, prompts: Sequence[Prompt]
+) -> tuple[dict[str, float], dict[str, dict[int, float]]]:
+    """Returns tokens/s of the target alone, twice, and of every draft at its best length; tokens a round by length."""
     with contextlib.ExitStack() as stack:
         decoders = {}
         for draft in folder.target.drafts:
@@ -131,6 +143,11 @@ def _speeds(folder: BankFolder, address: str, prompts: Sequence[Prompt]) -> dict
                 decoder, case = ways[way]
                 sessions[way].results.append(decoder.decode(prompt.text, case, NUM_NEW))
     names = dict.fromkeys(name for name, _ in ways)
-    return {
+    speeds = {
         name: max(each.tokens_per_s for way, each in sessions.items() if way[0] == name) for name in names
     }
+    rounds = {
+        name: {way[1]: round(each.tokens_per_round, 2) for way, each in sessions.items() if way[0] == name}
+        for name in decoders
+    }
+    return speeds, rounds

@@ -183,7 +183,10 @@ def comparison_text(found: Comparison) -> str:
     )
     lines.append(f"{'none':<{width}}{'':>25}{alone}")
     rtt = found.drafts[0].measured.parts.rtt
-    lines.append(f"as measured: RTT {show_duration(rtt.value)}; speeds are predicted from what was measured")
+    lines.append(
+        f"as measured: RTT {show_duration(rtt.value)}; speeds are predicted from what was measured; the target alone "
+        f"took times that differ by {found.noise_share:.0%} from draft to draft"
+    )
     return "\n".join([*(_sentence(found, rtt_s) for rtt_s in found.rtts_s), "", *lines])
 
 
@@ -220,6 +223,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
     return {
         "schema": 1,
         "rtt_ms": measured_s * 1e3,
+        "noise_share": found.noise_share,
         "recommended": _name(found.recommended(measured_s)),
         "drafts": [_draft_json(each, found) for each in found.ranked(measured_s)],
         "at": [

@@ -41,7 +41,7 @@ def comparison(target_s: float = 0.05, **drafts: tuple[float, float]) -> Compari
 
 
 def test_a_slow_good_draft_is_recommended_where_rounds_are_dear() -> None:
-    found = comparison(quick=(0.6, 0.001), good=(0.9, 0.02))
+    found = comparison(quick=(0.7, 0.001), good=(0.9, 0.01))
     near, far = (found.recommended(rtt_s) for rtt_s in RTTS_S)
     assert near is not None and far is not None and (near.name, far.name) == ("quick", "good")
     told = comparison_text(found)
@@ -58,6 +58,25 @@ def test_drafts_that_cannot_be_told_apart_are_named() -> None:
     found = comparison(first=(0.80, 0.001), second=(0.799, 0.001), third=(0.5, 0.001))
     assert found.close_to(RTTS_S[0]) == ["second"] and CLOSE_SHARE < 0.1
     assert "not told apart from second." in comparison_text(found)
+    assert Comparison(found.drafts, RTTS_S, noise_share=3.0).close_to(RTTS_S[0]) == ["second", "third"]
+
+
+def with_sequences(name: str, shares: list[float]) -> ComparedDraft:
+    """A draft each of whose sessions, of 40 tokens, has a share of its own that the target accepts."""
+    sequences = tuple(tuple((7 * at) % 10 < 10 * share for at in range(40)) for share in shares)
+    known = {"draft_token": 0.001, "rtt": 0.001, "target_token": 0.05}
+    parts = {name: Known(value, GIVEN) for name, value in known.items()}
+    accepted = (Known(sum(shares) / len(shares), GIVEN),)
+    return ComparedDraft(
+        name, {0.001: make_plan(complete_parts(**parts, acceptance=accepted, sequences=sequences), 8)}
+    )
+
+
+def test_a_lead_that_other_sessions_would_have_turned_is_no_lead() -> None:
+    mixed, steady = with_sequences("mixed", [0.9] * 3 + [0.3] * 3), with_sequences("steady", [0.5] * 6)
+    uniform = with_sequences("uniform", [0.9] * 6)
+    assert Comparison((mixed, steady), (0.001,)).close_to(0.001)
+    assert Comparison((uniform, steady), (0.001,)).close_to(0.001) == []
 
 
 def test_the_json_has_every_prediction_and_no_name_where_nothing_pays() -> None:
