@@ -11,7 +11,8 @@ from outrider.common.errors import ConfigError
 from outrider.common.types import LOOKAHEAD
 from outrider.decoder.config import DraftStrategy, SpeculativeConfig, TreeStrategy
 from outrider.decoder.sources import Site, Source, find_heads, find_source
-from outrider.edge_client.drafting.spec import SPEC_FILE
+from outrider.edge_client.config.run_config import default_draft_dir
+from outrider.edge_client.drafting.spec import SPEC_FILE, read_spec
 from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS
 
 MAX_DEPTH, MAX_TREE_DEPTH = 64, 64  # tokens of a draft, and of a tree's path
@@ -33,10 +34,16 @@ class Case:
 
     @property
     def is_exported(self) -> bool:
-        """Returns whether the draft is an exported one: INT4, with KV in float32."""
+        """Returns whether the draft is an exported one, whose KV is in float32."""
+        return self.exported is not None
+
+    @property
+    def exported(self) -> Path | None:
+        """Returns the directory of an exported draft; None where it is another one."""
         path = self.config.draft_model_path
-        is_embedded = path is None and self.config.draft_strategy == DraftStrategy.SMALL_MODEL
-        return is_embedded or (path is not None and (Path(path) / SPEC_FILE).is_file())
+        if path is None and self.config.draft_strategy == DraftStrategy.SMALL_MODEL:
+            return default_draft_dir()
+        return Path(path) if path is not None and (Path(path) / SPEC_FILE).is_file() else None
 
     @property
     def is_prefix(self) -> bool:
@@ -132,11 +139,12 @@ def _draft_quant_dtype(case: Case) -> str:
     if dtype is None:
         return ""
     if not case.source.is_model:
-        raise refuse(
-            "draft_quant_dtype", case, f"draft_strategy {case.config.draft_strategy} has no draft model"
-        )
-    if dtype == "fp8" and (case.is_exported or case.is_prefix):
-        why = "first layers are exported in INT4" if case.is_prefix else "an exported draft has INT4 weights"
+        what = "its layers are the target's own" if case.source.is_on_target_kv else "there is no draft model"
+        raise refuse("draft_quant_dtype", case, f"with {case.config.draft_strategy} {what}")
+    if case.is_prefix and dtype == "fp8":
+        raise refuse("draft_quant_dtype", case, "first layers are exported in INT4")
+    if case.exported is not None and (found := read_spec(case.exported).precision) != dtype:
+        why = f"that draft was exported in {found}"
         raise refuse("draft_quant_dtype", case, why, "name a Hugging Face directory of a small model")
     return ""
 

@@ -13,7 +13,7 @@ from support.calls import eventually
 
 import outrider
 from outrider import SpeculativeConfig, SpeculativeDecoder
-from outrider.models import EMBEDDED
+from outrider.decoder.decoder import _InCaller
 
 PROMPT = [5, 6, 7, 8, 9] * 4
 
@@ -23,8 +23,6 @@ def alone(target: Path | str, seed: int, num_new: int = 24, **sampling: object) 
     with SpeculativeDecoder() as decoder:
         decoder.setup(target, SpeculativeConfig(draft_strategy="ngram"), device="cpu")
         connection = decoder._running.connection  # type: ignore[union-attr]
-        from outrider.decoder.decoder import _InCaller
-
         prepared = connection.prepare(
             PROMPT, {"mode": "cloud-only", "max_new_tokens": num_new, "seed": seed, **sampling}
         )
@@ -41,7 +39,6 @@ LOCAL = {
     "a small model": {"draft_model_path": "exported"},
     "a small model in torch": {"draft_model_path": "target"},
     "its own weights in INT4": {"draft_strategy": "quantized"},
-    "its own weights in INT4, KV in FP8": {"draft_strategy": "quantized", "kv_compression": True},
     "its own weights in FP8": {"draft_strategy": "quantized", "draft_quant_dtype": "fp8"},
     "first layers on its KV": {"draft_strategy": "prefix_layers", "draft_num_layers": 2},
     "first layers of their own": {
@@ -198,8 +195,6 @@ def test_a_cached_hub_id_is_a_directory(tiny: Path, monkeypatch: pytest.MonkeyPa
 def test_threads_share_the_steps_of_one_engine(embedded: SpeculativeDecoder) -> None:
     """The link is safe for several sessions at once, whoever of them runs a step."""
     connection = embedded._running.connection  # type: ignore[union-attr]
-    from outrider.decoder.decoder import _InCaller
-
     texts: dict[int, list[tuple[int, ...]]] = {1: [], 2: []}
 
     def work(seed: int) -> None:
@@ -221,15 +216,6 @@ def test_threads_share_the_steps_of_one_engine(embedded: SpeculativeDecoder) -> 
     engine = embedded._running.verifier.engine  # type: ignore[union-attr]
     engine.check_integrity()
     assert engine.num_sessions == 0
-
-
-def test_the_embedded_pair_and_its_heads_need_no_paths(embedded: SpeculativeDecoder) -> None:
-    plain = embedded.decode_step(PROMPT, 16, SpeculativeConfig(temperature=0.8), seed=5)[0]
-    with SpeculativeDecoder() as heads:
-        config = SpeculativeConfig("medusa", tree_strategy="tree", temperature=0.8, fuse_draft_verify=True)
-        heads.setup(EMBEDDED / "target", config, device="cpu")
-        assert heads.decode_step(PROMPT, 16, seed=5)[0] == plain
-        assert heads.report()["drafts_at"] == "verifier"
 
 
 def test_the_kv_pool_and_the_prefix_cache_are_the_engines(embedded: SpeculativeDecoder) -> None:

@@ -48,6 +48,7 @@ ON_CUDA = Site(EMBEDDED / "target", "cuda")
 THERE = Site(None, "cpu", ("lookahead", EARLY_EXIT), "float32")
 PLAIN = Site(None, "cpu", (), "fp8")
 HONOURED = ""
+PREFIX: dict[str, Any] = {"draft_strategy": "prefix_layers", "draft_num_layers": 2}
 
 # field, its value, other fields, where, and what becomes of it: honoured, or words of the reason.
 KEPT: list[tuple[str, object, dict[str, Any], Site, str]] = [
@@ -78,15 +79,15 @@ KEPT: list[tuple[str, object, dict[str, Any], Site, str]] = [
     ("tree_width", 3, {"tree_strategy": "linear"}, HERE, "tree_strategy is linear"),
     ("tree_depth", 5, {"tree_strategy": "tree"}, HERE, HONOURED),
     ("tree_depth", 5, {}, HERE, "tree_strategy is none"),
-    ("share_kv_cache", True, {"draft_strategy": "prefix_layers", "draft_num_layers": 2}, HERE, HONOURED),
-    ("share_kv_cache", False, {"draft_strategy": "prefix_layers", "draft_num_layers": 2}, HERE, HONOURED),
-    ("share_kv_cache", True, {"draft_strategy": "prefix_layers", "draft_num_layers": 2}, ON_CUDA, "own copy"),
+    ("share_kv_cache", True, PREFIX, HERE, HONOURED),
+    ("share_kv_cache", False, PREFIX, HERE, HONOURED),
+    ("share_kv_cache", True, PREFIX, ON_CUDA, "own copy"),
     ("share_kv_cache", True, {}, HERE, "KV of its own"),
     ("share_kv_cache", True, {"draft_strategy": "ngram"}, HERE, "no KV"),
     ("reuse_draft_kv", False, {}, HERE, HONOURED),
     ("reuse_draft_kv", True, {"draft_strategy": "medusa"}, HERE, "between texts"),
     ("kv_compression", True, {"draft_strategy": "quantized"}, HERE, HONOURED),
-    ("kv_compression", True, {"draft_strategy": "prefix_layers", "draft_num_layers": 2}, HERE, HONOURED),
+    ("kv_compression", True, PREFIX, HERE, HONOURED),
     ("kv_compression", True, {"draft_strategy": "medusa"}, HERE, "no KV"),
     ("verify_in_parallel", True, {}, HERE, HONOURED),
     ("early_rejection", True, {}, HERE, HONOURED),
@@ -113,8 +114,10 @@ REFUSED: list[tuple[str, object, dict[str, Any], Site, str]] = [
     ("draft_num_layers", 0, {"draft_strategy": "prefix_layers"}, HERE, "from 1"),
     ("draft_num_layers", 2, {}, HERE, "goes with draft_strategy prefix_layers"),
     ("draft_quant_dtype", "int3", {}, HERE, "int4, fp8 or None"),
-    ("draft_quant_dtype", "fp8", {}, HERE, "exported draft has INT4"),
-    ("draft_quant_dtype", "int4", {"draft_strategy": "ngram"}, HERE, "no draft model"),
+    ("draft_quant_dtype", "fp8", {}, HERE, "that draft was exported in int4"),
+    ("draft_quant_dtype", "fp8", PREFIX | {"share_kv_cache": False}, HERE, "in INT4"),
+    ("draft_quant_dtype", "int4", PREFIX, HERE, "the target's own"),
+    ("draft_quant_dtype", "int4", {"draft_strategy": "ngram"}, HERE, "with ngram there is no draft model"),
     ("num_speculative_tokens", 0, {}, HERE, "want 1 to 64"),
     ("num_speculative_tokens", 16, {}, HERE, "between 2 and 8"),
     ("num_speculative_tokens", "four", {}, HERE, "want int"),
