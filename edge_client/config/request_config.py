@@ -13,6 +13,7 @@ from outrider.common.config.loader import value_of, with_values
 from outrider.common.errors import UsageError
 from outrider.common.types import Method
 from outrider.edge_client.config.gate import GATE_KEYS, has_place, without_gate
+from outrider.edge_client.config.grammar import KEYS
 from outrider.edge_client.config.methods import METHODS_OF, judging_method, why_no_reverify
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.config.tree import tree_use, why_no_shape, why_no_tree
@@ -46,6 +47,8 @@ def _without_pointless_defaults(config: RunConfig, changes: Mapping[str, Any]) -
     pointless: dict[str, object] = {
         name: None for name, methods in METHODS_OF.items() if name not in changes and method not in methods
     }
+    if any(key in changes for key in KEYS.values()):  # a request's own grammar, in place of the operator's
+        pointless |= {key: "" for key in KEYS.values() if key not in changes}
     if "reverify" not in changes and why_no_reverify(config):
         pointless["reverify"] = False
     if tree_use(config) == "off" or ("tree" not in changes and why_no_tree(config)):
@@ -70,6 +73,8 @@ def _why_without_effect(name: str, config: RunConfig) -> str:
             return "goes with tree auto or a number"
         case "on_timeout" | "timeout_ms" | "recover_timeout_s" if mode is ExecutionMode.EDGE_ONLY:
             return "mode edge-only waits for no verifier"
+        case "json_whitespace" if asked and not config.grammar.json_schema:
+            return "goes with a JSON schema"
         case "reverify" if asked:
             return why_no_reverify(config).replace("--on-timeout", "on_timeout").replace("--", "")
         case "method" if judging_method(config) is None and asked is not Method.COUPLED:

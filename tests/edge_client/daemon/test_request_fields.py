@@ -299,6 +299,7 @@ def test_every_setting_of_the_edge_is_a_requests_or_the_operators() -> None:
         ({"reverify": True, "on_timeout": "wait"}, "reverify", "on_timeout wait keeps none"),
         ({"reverify": True, "method": "block"}, "reverify", "goes with method coupled"),
         ({"tree": 16, "mode": "cloud-only"}, "tree", "no rounds"),
+        ({"json_whitespace": True, "regex": "a"}, "json_whitespace", "goes with a JSON schema"),
         ({"tree": "auto", "method": "typical"}, "tree", "goes with method coupled or sparse"),
         ({"tree_depth": 5, "num_speculative_tokens": 4}, "tree_depth", "goes with tree auto or a number"),
     ],
@@ -310,6 +311,13 @@ def test_what_would_have_no_effect_is_refused_by_name(
         asked(**extras)
     assert caught.value.param == f"outrider.{param}" and caught.value.code == "unsupported_parameter"
     assert word in caught.value.message
+
+
+def test_a_requests_own_grammar_takes_the_place_of_the_operators() -> None:
+    operators = run_config(regex="a+", json_whitespace=True)
+    assert asked(operators).grammar.regex == "a+"
+    config = config_of(operators, completion(guided_json={"type": "object"}))
+    assert (config.grammar.regex, config.grammar.json_schema) == ("", '{"type": "object"}')
 
 
 def test_rounds_ahead_may_be_asked_for() -> None:
