@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.common.grammar.masks import mask_scores
 from outrider.edge_client.drafting.rows.dropout import Candidates
 
+_EXCLUDED = np.float32(-np.inf)
+_LEAST_TOTAL = 1e-20  # of probabilities in float32, the smallest of which have 38 digits after the point
 _LEAST = np.float32(-1e30)  # no model's logit; times a probability of 0 it is 0
 
 
@@ -33,10 +34,24 @@ class Rows:
 
 
 def constrained(rows: Rows, words: NDArray[np.int32], temperature: float) -> Rows:
-    """Returns a single row over the ids that `words` [1, n] allow (`outrider.common.grammar.masks`)."""
-    logits = rows.logits.copy()
-    mask_scores(np, logits, words)
-    return replace(rows_of(logits, temperature), candidates=rows.candidates, is_constrained=True)
+    """Returns a single row over the ids that `words` [n] allow (`outrider.common.grammar.masks`)."""
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=rows.logits.shape[1])
+    allowed = bits.view(np.bool_)
+    logits = np.where(allowed, rows.logits, _EXCLUDED)
+    kept = rows.probs * allowed
+    total = kept.sum()
+    if not total > _LEAST_TOTAL:  # what is left of the softmax has no digits
+        return replace(rows_of(logits, temperature), candidates=rows.candidates, is_constrained=True)
+    kept /= total
+    if rows.tempered_logits is rows.logits:
+        return Rows(logits, kept, logits, kept, rows.candidates, is_constrained=True)
+    tempered = rows.tempered_probs * allowed
+    tempered_total = tempered.sum()
+    if not tempered_total > _LEAST_TOTAL:
+        return replace(rows_of(logits, temperature), candidates=rows.candidates, is_constrained=True)
+    tempered /= tempered_total
+    tempered_logits = np.where(allowed, rows.tempered_logits, _EXCLUDED)
+    return Rows(logits, kept, tempered_logits, tempered, rows.candidates, is_constrained=True)
 
 
 def finite(rows: Rows) -> NDArray[np.float32]:

@@ -166,7 +166,7 @@ class DraftSampler:
         if not math.isfinite(rows.probs[0, 0]):  # one logit that is not makes them all so
             raise ModelError(_NOT_FINITE)
         self._grammar.follow(output_ids)
-        return constrained(rows, self._grammar.allowed()[None], self._params.temperature)
+        return constrained(rows, self._grammar.allowed(), self._params.temperature)
 
     def _scores(
         self, rows: Rows, prompt_ids: Sequence[int], output_ids: Sequence[int]

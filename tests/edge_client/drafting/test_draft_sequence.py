@@ -293,3 +293,23 @@ def test_the_graphs_tempered_logits_are_the_processed_scores_bit_for_bit(model: 
         rows = sequence.parts[0].feed([4], 0)
         scores = process_logits(np, rows.logits, params, prompt_ids=(), output_ids=())
         assert np.array_equal(rows.tempered_logits, scores)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("gap", [0.0, 200.0], ids=["likely ids", "ids without a digit in the softmax"])
+def test_a_constrained_row_is_the_softmax_over_what_is_allowed(temperature: float, gap: float) -> None:
+    from outrider.edge_client.drafting.rows.rows import constrained, rows_of
+
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(1, 70)).astype(np.float32)
+    allowed = np.zeros(96, np.bool_)
+    allowed[[3, 40, 69]] = True
+    logits[0, ~allowed[:70]] += np.float32(gap)
+    words = np.packbits(allowed, bitorder="little").view(np.int32)
+    got = constrained(rows_of(logits, temperature), words, temperature)
+    masked = np.where(allowed[:70], logits, np.float32(-np.inf))
+    expected = rows_of(masked, temperature)
+    np.testing.assert_array_equal(got.logits, expected.logits)
+    np.testing.assert_array_equal(got.tempered_logits, expected.tempered_logits)
+    np.testing.assert_allclose(got.probs, expected.probs, rtol=1e-5)
+    np.testing.assert_allclose(got.tempered_probs, expected.tempered_probs, rtol=1e-5)
