@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any, Literal
 
 import httpx
@@ -12,6 +13,10 @@ import pydantic
 import pytest
 from support.daemon.daemons import DaemonProcess
 from support.grammars import TOKENIZER  # noqa: F401 - skips without llguidance
+
+import outrider
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.edge_client.commands.cli import main
 
 
 class Entry(pydantic.BaseModel):
@@ -134,3 +139,45 @@ def test_an_unknown_field_is_ignored_with_a_warning(daemon: DaemonProcess, is_st
     answer = httpx.post(f"{daemon.url}/v1/completions", json=body, timeout=60)
     assert answer.status_code == 200
     assert answer.headers["x-outrider-warning"] == "ignored unknown fields: temprature, gr??e?"
+
+
+COLOURS = {"enum": ["red", "green"]}
+
+
+def test_the_command_reads_its_grammars_from_files(
+    verifier: VerifierServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    schema, lark = tmp_path / "schema.json", tmp_path / "list.lark"
+    schema.write_text(json.dumps(COLOURS))
+    lark.write_text('start: "a"~3')
+    base = ["run", "x = ", "--verifier", f"127.0.0.1:{verifier.port}", "--seed", "1", "--json"]
+    for flags, texts in (
+        (["--json-schema", str(schema)], ('"red"', '"green"')),
+        (["--grammar", str(lark)], ("aaa",)),
+        (["--regex", "b{2}"], ("bb",)),
+    ):
+        assert main([*base, *flags]) == 0
+        assert json.loads(capsys.readouterr().out)["text"] in texts
+    for flags, word in (
+        (["--json-schema", str(tmp_path / "none")], "--json-schema: cannot read"),
+        (["--regex", "a", "--grammar", str(lark)], "--regex and --grammar do not go together"),
+        (["--json-schema", str(lark)], "json_schema (--json-schema): json_schema: not a JSON schema"),
+    ):
+        assert main([*base, *flags]) == 2
+        assert word in json.loads(capsys.readouterr().out)["error"]
+
+
+def test_the_python_client_takes_a_dictionary_a_text_and_a_path(
+    verifier: VerifierServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "schema.json"
+    path.write_text(json.dumps(COLOURS))
+    with outrider.connect(f"127.0.0.1:{verifier.port}") as client:
+        written = {
+            client.generate("x = ", seed=1, json_schema=each).text
+            for each in (COLOURS, path.read_text(), path)
+        }
+        assert len(written) == 1 and written <= {'"red"', '"green"'}
+        assert client.generate("x = ", seed=1, regex="[a-c]{4}", temperature=0.0).text.isalpha()
+        with pytest.raises(outrider.UsageError, match="unclosed group"):
+            client.generate("x = ", regex="(")
