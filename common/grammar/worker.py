@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from outrider.common.grammar.state import COMPILING_NICENESS, state_of
 from outrider.common.grammar.vocabulary import Vocabulary
 from outrider.common.types import Grammar, GrammarKind
 
+MAX_S = 10  # for one grammar, ten times what whoever asks waits for
 MAX_BYTES = 96 << 20  # of memory for all grammars that one process compiles at a time
 
 
@@ -28,6 +30,7 @@ def main(tokenizer: str, num_tokens: str, *eos_token_ids: str) -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         said = json.loads(line)
+        signal.alarm(MAX_S)  # ends this process where nobody is left to do so
         try:
             grammar = Grammar(GrammarKind(said["kind"]), said["text"], said["has_whitespace"])
             state_of(vocabulary.compile(grammar)).allowed()
@@ -36,6 +39,7 @@ def main(tokenizer: str, num_tokens: str, *eos_token_ids: str) -> None:
             error = failure.reason
         except Exception as failure:
             error = str(failure)[:500]
+        signal.alarm(0)
         print(json.dumps(error), flush=True)
 
 

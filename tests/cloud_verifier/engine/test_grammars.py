@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -226,3 +229,20 @@ def test_a_backend_that_computes_elsewhere_masks_the_same_rows() -> None:
     got = penalize(torch, torch.from_numpy(logits), each, on_torch, (0,))
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6)
     assert np.isinf(expected).any(axis=1).all() and np.isfinite(expected).any(axis=1).all()
+
+
+def test_a_compiling_process_whose_parent_is_gone_ends_by_itself() -> None:
+    code = (
+        "import sys; from outrider.common.grammar import worker; worker.MAX_S, worker.MAX_BYTES = 1, 1 << 33;"
+        f"worker.main({str(TOKENIZER)!r}, '{NUM_TOKENS}', '{EOS}')"
+    )
+    text = json.dumps({"type": "integer", "multipleOf": 99999989})
+    hostile = {"kind": "json_schema", "text": text, "has_whitespace": False}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(hostile) + "\n",
+        text=True,
+        stdout=subprocess.PIPE,
+        timeout=60,
+    )
+    assert done.stdout == "ready\n" and done.returncode == -signal.SIGALRM
