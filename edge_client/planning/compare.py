@@ -32,6 +32,9 @@ _FIRST_ERRANDS = (
     len(LENGTHS) + len(NODES) + 2
 )  # every length, size of trees and streams once, whatever the time
 CLOSE_SHARE = 0.03  # times nearer than that cannot be told apart on a calm machine: A/A of `make bench-pair`
+LONGEST = min(
+    NODES
+)  # drafted tokens: a verification's time is a line over those measured, and turns beyond them
 _NUM_RESAMPLES, _CLOSE_CHANCE = 200, 0.1  # of sessions, and how often another draft is the faster in them
 
 
@@ -199,4 +202,4 @@ def _plan(own: MeasuredParts, common: MeasuredParts, rtt: Known) -> Plan:
         verify_token=common.verify_token,
         rtt=rtt,
     )
-    return make_plan(parts)
+    return make_plan(parts, LONGEST)

@@ -18,7 +18,13 @@ from outrider.edge_client.commands.compare import comparison_json, comparison_te
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.planning import compare as comparing
-from outrider.edge_client.planning.compare import CLOSE_SHARE, ComparedDraft, Comparison, measure_drafts
+from outrider.edge_client.planning.compare import (
+    CLOSE_SHARE,
+    LONGEST,
+    ComparedDraft,
+    Comparison,
+    measure_drafts,
+)
 from outrider.edge_client.planning.measure import _num_judged
 from outrider.edge_client.planning.plan import GIVEN, Known, Plan, complete_parts, make_plan
 
@@ -146,6 +152,8 @@ def test_the_command_compares_a_directory_and_a_strategy(
     assert {each["name"] for each in record["drafts"]} == {str(draft), "prompt-lookup"}
     assert [each["rtt_ms"] for each in record["at"]] == [record["rtt_ms"], 30.0]
     assert all(each["tokens_per_round"] >= 1 for each in record["drafts"])
+    lengths = [each["num_draft_tokens"] for draft in record["drafts"] for each in draft["predicted"]]
+    assert max(lengths) <= LONGEST
 
 
 @pytest.mark.parametrize(
