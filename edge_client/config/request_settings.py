@@ -59,6 +59,8 @@ OF_OPERATOR = (
     "draft",
     "draft_strategy",
     "lookup_ngram",
+    "suffix_tokens",
+    "suffix_store",
     "draft_threads",
     "draft_backend",
     "draft_device",

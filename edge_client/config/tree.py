@@ -12,7 +12,7 @@ from outrider.edge_client.config.methods import draft_source
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.drafting.registry import MODEL
+from outrider.edge_client.drafting.registry import WITHOUT_MODEL
 from outrider.edge_client.drafting.tree_shape import read_tree_shape
 from outrider.edge_client.drafting.trees import (
     DEFAULT_DEPTH,
@@ -56,7 +56,7 @@ def tree_use(config: RunConfig) -> Literal["auto", "off"] | int:
     if is_by_head and drafts_trees(config.verification.method):
         return HEAD_NODES
     is_free = config.depth_policy == "optimal" and config.depth.num_speculative_tokens is None
-    is_usual = config.draft.strategy == MODEL and config.gate.use is GateUse.OFF
+    is_usual = config.draft.strategy not in WITHOUT_MODEL and config.gate.use is GateUse.OFF
     may_alternate = config.pipelining.use is not Pipelining.ON
     return "auto" if is_free and is_usual and may_alternate and not why_no_tree(config) else "off"
 

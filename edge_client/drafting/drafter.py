@@ -14,8 +14,11 @@ from outrider.edge_client.drafting.base import (
     NodeRule,
     Prepares,
     ProposesTrees,
+    Remembers,
     ShouldStop,
     Stop,
+    UsesValues,
+    WritesAlone,
 )
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
@@ -40,6 +43,7 @@ class Drafter:
             sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support
         )
         self._min_draft_s = min_draft_s
+        self._num_prompt_tokens = num_prompt_tokens
         self._first: TokenIds = ()
         self._assumed: TokenIds = ()  # what the sequence was told that may yet turn out wrong: its end
 
@@ -61,6 +65,29 @@ class Drafter:
         draft = self._sequence.propose(num_draft_tokens, self._stretched(should_stop, start_s))
         self._sleep_until(start_s + self._min_draft_s * len(draft.token_ids))
         return draft, (self._clock.now() - start_s) * 1e3
+
+    def write_alone(
+        self, token_ids: Sequence[int], num_draft_tokens: int, should_stop: ShouldStop | None = None
+    ) -> tuple[Draft, float]:
+        """Returns what `propose` does, of tokens that no target will judge."""
+        sequence = self._sequence
+        if not isinstance(sequence, WritesAlone):
+            return self.propose(token_ids, num_draft_tokens, should_stop)
+        start_s = self._clock.now()
+        self._commit(token_ids, ())
+        draft = sequence.write_alone(num_draft_tokens, self._stretched(should_stop, start_s))
+        self._sleep_until(start_s + self._min_draft_s * len(draft.token_ids))
+        return draft, (self._clock.now() - start_s) * 1e3
+
+    def use_values(self, values: NodeValues) -> None:
+        """Estimates chances of a chain's tokens by `values`, where the sequence does."""
+        if isinstance(self._sequence, UsesValues):
+            self._sequence.use_values(values)
+
+    def remember(self, token_ids: Sequence[int]) -> None:
+        """Keeps a text that has ended for later ones, where the sequence does."""
+        if isinstance(self._sequence, Remembers):
+            self._sequence.remember(token_ids, self._num_prompt_tokens)
 
     @property
     def can_propose_trees(self) -> bool:

@@ -33,6 +33,8 @@ class Prior:
 
 
 DRAFT_PRIOR = Prior(tau=0.45, covered=0.98)  # a draft model's own pairs: .3 to .5 (`make bench-trees`)
+CHAIN_SOURCE = "chain"  # a draft model's chain in a union: its sampled tokens, one a place
+CHAIN_PRIOR = Prior(tau=1.0, covered=0.75)
 COPY_PRIOR = Prior(tau=1.0, covered=0.5)  # gaps are logarithms of counts
 
 
@@ -40,7 +42,7 @@ class NodeValues:
     """Learns one τ and one c a source. Pure: depends on nothing but what it was told."""
 
     def __init__(self, draft: Prior = DRAFT_PRIOR, copied: Prior = COPY_PRIOR) -> None:
-        self._priors = {DRAFT_SOURCE: draft}
+        self._priors = {DRAFT_SOURCE: draft, CHAIN_SOURCE: CHAIN_PRIOR}
         self._copied = copied
         self._sources: dict[str, _Source] = {}
         self.draws = DrawChances()  # of trees whose children are drawn from supports

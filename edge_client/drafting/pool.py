@@ -21,10 +21,11 @@ from outrider.edge_client.drafting.base import (
     NodeRule,
     Prepares,
     ProposesTrees,
+    ProposesUnions,
     ShouldStop,
 )
 from outrider.edge_client.drafting.node_values import NodeValues
-from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
+from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
 
 
 @runtime_checkable
@@ -179,6 +180,12 @@ class _LeasedSequence:
     def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         assert isinstance(self._sequence, ProposesTrees), "a draft needs at least one committed token"
         return self._sequence.propose_tree(budget, values, rule)
+
+    def propose_union(
+        self, budget: TreeBudget, values: NodeValues, copies: Sequence[Expander[Continuations]]
+    ) -> TreeDraft:
+        assert isinstance(self._sequence, ProposesUnions), "a draft needs at least one committed token"
+        return self._sequence.propose_union(budget, values, copies)
 
     def close(self) -> None:
         sequence, self._sequence = self._sequence, None

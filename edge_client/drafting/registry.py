@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from outrider.common.errors import UsageError
 from outrider.common.process.extras import needs_extra
@@ -12,7 +14,20 @@ from outrider.edge_client.drafting.backend import ONNX, TORCH, BackendSettings
 from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM, DraftModel
 from outrider.edge_client.drafting.spec import SPEC_FILE
 
-MODEL = "model"
+if TYPE_CHECKING:
+    from outrider.edge_client.drafting.copying.model import CopyModel
+
+MODEL, PROMPT_LOOKUP, SUFFIX = "model", "prompt-lookup", "suffix"
+DEFAULT_SUFFIX_TOKENS = 100_000  # of earlier texts of one user; sorting them all takes 40 ms
+
+
+@dataclass(frozen=True, slots=True)
+class CopySettings:
+    """Holds the settings of strategies that copy; each uses its own."""
+
+    max_ngram: int = DEFAULT_MAX_NGRAM  # prompt-lookup: the longest run of tokens it looks for
+    suffix_tokens: int = DEFAULT_SUFFIX_TOKENS  # suffix: of each user's earlier texts; 0: none
+    suffix_store: Path | None = None  # suffix: the directory of their files
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +35,9 @@ class DraftSettings:
     """Holds the settings of all strategies; each uses its own."""
 
     threads: int  # of a model on a CPU
-    max_ngram: int  # prompt-lookup: the longest run of tokens it looks for
     has_variance: bool = False  # onnx: its signals tell the variance under MC dropout
     backend: BackendSettings = field(default_factory=BackendSettings)  # of a model
+    copies: CopySettings = field(default_factory=CopySettings)
 
 
 def _create_model(directory: Path, settings: DraftSettings) -> DraftModel:
@@ -42,19 +57,37 @@ def _create_torch(directory: Path, settings: DraftSettings) -> DraftModel:
     return TorchDraftModel.open(directory, settings.backend, threads=settings.threads)
 
 
-def _create_prompt_lookup(directory: Path, settings: DraftSettings) -> DraftModel:
-    from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
+def _create_prompt_lookup(directory: Path, settings: CopySettings) -> CopyModel:
+    from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 
     return PromptLookupModel.open(directory, max_ngram=settings.max_ngram)
 
 
+def _create_suffix(directory: Path, settings: CopySettings) -> CopyModel:
+    from outrider.edge_client.drafting.copying.suffix import SuffixModel
+
+    return SuffixModel.open(directory, settings.suffix_tokens, settings.suffix_store)
+
+
 _MODELS: dict[str, Callable[[Path, DraftSettings], DraftModel]] = {ONNX: _create_onnx, TORCH: _create_torch}
-_FACTORIES: dict[str, Callable[[Path, DraftSettings], DraftModel]] = {
-    MODEL: _create_model,
-    "prompt-lookup": _create_prompt_lookup,
+_COPIES: dict[str, Callable[[Path, CopySettings], CopyModel]] = {
+    PROMPT_LOOKUP: _create_prompt_lookup,
+    SUFFIX: _create_suffix,
 }
-STRATEGIES = tuple(_FACTORIES)
-WITHOUT_MODEL = frozenset({"prompt-lookup"})  # these cannot write a text alone
+
+
+def _unions() -> tuple[str, ...]:
+    """Returns every strategy: a model, what copies, and both; suffixes include what prompt lookup finds."""
+    own_texts, models = ("", PROMPT_LOOKUP, SUFFIX), ("", MODEL)
+    named = ("+".join(filter(None, parts)) for parts in product(models, own_texts))
+    return tuple(sorted(filter(None, named), key=lambda name: (name.count("+"), not name.startswith(MODEL))))
+
+
+STRATEGIES = _unions()
+WITHOUT_MODEL = frozenset(
+    name for name in STRATEGIES if MODEL not in name.split("+")
+)  # cannot write a text alone
+WITHOUT_SIGNALS = frozenset(STRATEGIES) - {MODEL}  # some of their tokens are copies, which have none
 
 
 def create_draft_model(
@@ -62,14 +95,13 @@ def create_draft_model(
     directory: Path,
     *,
     threads: int = 1,
-    max_ngram: int = DEFAULT_MAX_NGRAM,
     has_variance: bool = False,
     backend: BackendSettings | None = None,
+    copies: CopySettings | None = None,
 ) -> DraftModel:
     """Returns the draft in a directory. Raises `UsageError` for an unknown name, `ModelError` for a directory
     that cannot be loaded."""
-    factory = _FACTORIES.get(name)
-    if factory is None:
+    if name not in STRATEGIES:
         raise UsageError(f"unknown draft strategy {name!r}; known: {', '.join(STRATEGIES)}")
     backend = backend or BackendSettings()
     backend.check()
@@ -79,9 +111,20 @@ def create_draft_model(
         raise UsageError(
             f"--gate-variance needs an exported draft's variant for dropout; --draft-backend {backend.name} has none"
         )
-    if has_variance and name in WITHOUT_MODEL:
+    if has_variance and name in WITHOUT_SIGNALS:
         raise UsageError(f"--gate-variance needs a model to vary, and --draft-strategy {name} has none")
-    return factory(Path(directory), DraftSettings(threads, max_ngram, has_variance, backend))
+    settings = DraftSettings(threads, has_variance, backend, copies or CopySettings())
+    parts = name.split("+")
+    copying = [_COPIES[part](Path(directory), settings.copies) for part in parts if part in _COPIES]
+    if name in WITHOUT_MODEL:
+        (alone,) = copying
+        return alone
+    model = _create_model(Path(directory), settings)
+    if not copying:
+        return model
+    from outrider.edge_client.drafting.union import UnionModel
+
+    return UnionModel(model, copying)
 
 
 def has_draft_files(name: str, directory: Path, backend: str) -> bool:

@@ -6,7 +6,7 @@ found, which always hold the parents of each other since a child is never worth 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from outrider.common.tree import Tree
@@ -30,13 +30,19 @@ class _Node:
     ranks: Ranks = ()
     continuations: tuple[Continuations, ...] = ()
     is_open: bool = True  # may be expanded
+    is_copied: bool = False  # what costs no run told what follows
+    is_dropped: bool = False  # likelier ones took its place
     children: list[_Node] = field(default_factory=list)
     signals: Signals | None = None
     doubted: Signals | None = None  # of the first node that the rule left out after it
 
 
 class TreeBuilder:
-    """Builds one tree from the continuations of one or several sources, whose paths a `rule` may end."""
+    """Builds one tree from the continuations of one or several sources, whose paths a `rule` may end.
+
+    `copies` are sources whose answers cost no run: every node that is found is shown to them at once, and what they
+    tell is a node too, so that a copy reaches any depth without the draft.
+    """
 
     def __init__(
         self,
@@ -44,8 +50,11 @@ class TreeBuilder:
         values: NodeValues,
         budget: TreeBudget,
         rule: NodeRule | None = None,
+        copies: Sequence[Expander[Continuations]] = (),
     ) -> None:
+        assert not (rule and copies), "a rule needs signals, which copies have not"
         self._expanders = expanders
+        self._copies = () if budget.shape else copies
         self._values = values
         self._budget = budget
         self._rule = rule
@@ -66,6 +75,7 @@ class TreeBuilder:
         root = _Node((), 1.0)
         if min(budget.num_nodes, budget.max_depth) <= 0:
             return TreeDraft((), ())
+        self._copy([root])
         self._expand([root])
         for _ in range(budget.max_depth - 1):
             chosen = self._choose()
@@ -110,20 +120,59 @@ class TreeBuilder:
         paths = [node.path for node in nodes]
         told = zip(*(expander.expand(paths) for expander in self._expanders), strict=True)
         for node, continuations in zip(nodes, told, strict=True):
+            if node.is_dropped:
+                continue
             node.is_open = False
-            node.continuations = continuations
-            node.children = [
-                _Node((*node.path, token_id), node.value * chance, (*node.ranks, rank))
-                for rank, (token_id, chance) in enumerate(self._merge(continuations))
-            ]
-            if self._shape:
-                self._fit(node)
-            self._apply_rule(node)
-            self._best += node.children
+            node.continuations += continuations
+            self._find_children(node)
             if node.children:
                 self._first_chances += node.children[0].value / node.value
                 self._num_expanded += 1
+        self._keep_best()
+        self._copy([child for node in nodes for child in node.children])
+
+    def _find_children(self, node: _Node) -> None:
+        """Makes the children that all sources so far told of. What was found below one of them stays below it."""
+        before = {child.path[-1]: child for child in node.children}
+        known = {id(child) for child in node.children}
+        node.children = []
+        for rank, (token_id, chance) in enumerate(self._merge(node.continuations)):
+            value, child = node.value * chance, before.pop(token_id, None)
+            if child is None:
+                child = _Node((*node.path, token_id), value, (*node.ranks, rank))
+            else:
+                _scale(child, value / child.value)
+            node.children.append(child)
+        if self._shape:
+            self._fit(node)
+        self._apply_rule(node)
+        self._best += [child for child in node.children if id(child) not in known]
+        for child in before.values():
+            for each in _below(child):
+                each.is_dropped = True
+        if before:
+            self._best = [each for each in self._best if not each.is_dropped]
+
+    def _keep_best(self) -> None:
         self._best = sorted(self._best, key=lambda node: -node.value)[: self._budget.num_nodes]
+
+    def _copy(self, nodes: Sequence[_Node]) -> None:
+        """Finds what copies tell after some nodes, and after what they told, as far as it may enter the tree."""
+        if not self._copies:
+            return
+        waiting = [node for node in nodes if not node.is_copied]
+        while waiting:
+            node = waiting.pop()
+            is_full = len(self._best) >= self._budget.num_nodes
+            if len(node.path) >= self._budget.max_depth or (is_full and node.value <= self._best[-1].value):
+                continue
+            node.is_copied = True
+            told = tuple(each for copy in self._copies for each in copy.expand([node.path]) if each.token_ids)
+            if told:
+                node.continuations += told
+                self._find_children(node)
+                self._keep_best()
+                waiting += reversed(node.children)
 
     def _fit(self, node: _Node) -> None:
         """Leaves of a node's children those that the shape has."""
@@ -174,3 +223,15 @@ class TreeBuilder:
             continuations=tuple(node.continuations for node in (root, *nodes)),
             num_runs=sum(expander.num_runs for expander in self._expanders),
         )
+
+
+def _below(node: _Node) -> Iterator[_Node]:
+    """Yields a node and all after it."""
+    yield node
+    for child in node.children:
+        yield from _below(child)
+
+
+def _scale(node: _Node, factor: float) -> None:
+    for each in _below(node):
+        each.value *= factor

@@ -203,9 +203,9 @@ def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) 
         strategy,
         directory,
         threads=config.draft.threads,
-        max_ngram=config.draft.lookup_ngram,
         has_variance=gating is not None and gating.thresholds.variance is not None,
         backend=config.draft.runtime,
+        copies=config.draft.copies,
     )
     if draft.tokenizer_fingerprint != tokenizer.fingerprint:
         draft.close()
