@@ -133,15 +133,15 @@ class TreeBuilder:
 
     def _find_children(self, node: _Node) -> None:
         """Makes the children that all sources so far told of. What was found below one of them stays below it."""
-        before = {child.path[-1]: child for child in node.children}
-        known = {id(child) for child in node.children}
+        before = {child.path[-1]: child for child in node.children if not child.is_dropped}
+        known = {id(child) for child in before.values()}
         node.children = []
         for rank, (token_id, chance) in enumerate(self._merge(node.continuations)):
             value, child = node.value * chance, before.pop(token_id, None)
             if child is None:
                 child = _Node((*node.path, token_id), value, (*node.ranks, rank))
             else:
-                _scale(child, value / child.value)
+                _revalue(child, value)
             node.children.append(child)
         if self._shape:
             self._fit(node)
@@ -154,7 +154,12 @@ class TreeBuilder:
             self._best = [each for each in self._best if not each.is_dropped]
 
     def _keep_best(self) -> None:
-        self._best = sorted(self._best, key=lambda node: -node.value)[: self._budget.num_nodes]
+        in_order = sorted(
+            self._best, key=lambda node: (-node.value, len(node.path))
+        )  # a parent before its child
+        self._best = in_order[: self._budget.num_nodes]
+        for each in in_order[self._budget.num_nodes :]:
+            each.is_dropped = True
 
     def _copy(self, nodes: Sequence[_Node]) -> None:
         """Finds what copies tell after some nodes, and after what they told, as far as it may enter the tree."""
@@ -164,7 +169,8 @@ class TreeBuilder:
         while waiting:
             node = waiting.pop()
             is_full = len(self._best) >= self._budget.num_nodes
-            if len(node.path) >= self._budget.max_depth or (is_full and node.value <= self._best[-1].value):
+            is_worth = not (is_full and node.value <= self._best[-1].value)
+            if node.is_dropped or len(node.path) >= self._budget.max_depth or not is_worth:
                 continue
             node.is_copied = True
             told = tuple(each for copy in self._copies for each in copy.expand([node.path]) if each.token_ids)
@@ -232,6 +238,8 @@ def _below(node: _Node) -> Iterator[_Node]:
         yield from _below(child)
 
 
-def _scale(node: _Node, factor: float) -> None:
+def _revalue(node: _Node, value: float) -> None:
+    """Values a node anew, and all after it in proportion; none gets more than it."""
+    factor = value / node.value
     for each in _below(node):
-        each.value *= factor
+        each.value = min(value, factor * each.value)

@@ -128,8 +128,9 @@ class UnionSequence:
         distribution must be known."""
         assert rule is None, "a rule needs signals"
         assert isinstance(self._model, ProposesUnions), "the model takes no copies into its trees"
-        copies = () if self._has_supports else [each.expander() for each in self._copies]
-        return self._model.propose_union(budget, values, copies)
+        if self._has_supports:
+            return self._model.propose_tree(budget, values)
+        return self._model.propose_union(budget, values, [each.expander() for each in self._copies])
 
     def keep_runner_ups(self) -> None:
         """Fills `Draft.runner_ups` of the model's drafts from now on."""

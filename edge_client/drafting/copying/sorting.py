@@ -43,7 +43,7 @@ def _pairs(ranks: NDArray[np.uint32], offset: int) -> NDArray[np.uint64]:
     """Returns keys that sort by a rank and the one `offset` later; past the end there is 0."""
     keys = ranks.astype(np.uint64)
     keys <<= np.uint64(32)
-    keys[: len(ranks) - offset] |= ranks[offset:]
+    keys[: max(0, len(ranks) - offset)] |= ranks[offset:]
     return keys
 
 
