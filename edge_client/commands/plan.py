@@ -80,6 +80,7 @@ _MEASURING = frozenset(  # settings of a run that a measurement uses
         "lookup_ngram",
         "suffix_tokens",
         "suffix_store",
+        "datastore",
         "draft_threads",
         "temperature",
         "top_k",

@@ -32,8 +32,9 @@ class DraftConfig:
     strategy: str = option(
         MODEL,
         "model drafts with the model of --draft; prompt-lookup copies the tokens that followed the same words "
-        "earlier in the text, suffix those that followed them there and in your earlier texts, valued by counts: they "
-        "need no model (of --draft only tokenizer.json). model+suffix does both",
+        "earlier in the text, suffix those that followed them there and in your earlier texts, valued by counts, "
+        "retrieval those in a --datastore: they need no model (of --draft only tokenizer.json). model+suffix and its "
+        "like do both",
         choices=STRATEGIES,
     )
     lookup_ngram: int = option(
@@ -58,6 +59,12 @@ class DraftConfig:
         "alone",
         metavar="DIR",
         key="suffix_store",
+    )
+    datastore: Path | None = option(
+        None,
+        "file of other texts that retrieval copies from; `edge-client draft datastore build` writes it",
+        metavar="FILE",
+        key="datastore",
     )
     threads: int = option(1, "CPU threads that the draft uses", metavar="N", minimum=1)
     backend: str = option(
@@ -88,7 +95,7 @@ class DraftConfig:
     @property
     def copies(self) -> CopySettings:
         """Returns the settings of strategies that copy."""
-        return CopySettings(self.lookup_ngram, self.suffix_tokens, self.suffix_store)
+        return CopySettings(self.lookup_ngram, self.suffix_tokens, self.suffix_store, self.datastore)
 
     @property
     def runtime(self) -> BackendSettings:

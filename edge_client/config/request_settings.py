@@ -61,6 +61,7 @@ OF_OPERATOR = (
     "lookup_ngram",
     "suffix_tokens",
     "suffix_store",
+    "datastore",
     "draft_threads",
     "draft_backend",
     "draft_device",

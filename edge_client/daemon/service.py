@@ -35,6 +35,7 @@ NEEDS_RESTART = (
     "lookup_ngram",
     "suffix_tokens",
     "suffix_store",
+    "datastore",
     "draft_threads",
     "draft_backend",
     "draft_device",

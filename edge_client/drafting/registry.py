@@ -17,7 +17,7 @@ from outrider.edge_client.drafting.spec import SPEC_FILE
 if TYPE_CHECKING:
     from outrider.edge_client.drafting.copying.model import CopyModel
 
-MODEL, PROMPT_LOOKUP, SUFFIX = "model", "prompt-lookup", "suffix"
+MODEL, PROMPT_LOOKUP, SUFFIX, RETRIEVAL = "model", "prompt-lookup", "suffix", "retrieval"
 DEFAULT_SUFFIX_TOKENS = 100_000  # of earlier texts of one user; sorting them all takes 40 ms
 
 
@@ -28,6 +28,7 @@ class CopySettings:
     max_ngram: int = DEFAULT_MAX_NGRAM  # prompt-lookup: the longest run of tokens it looks for
     suffix_tokens: int = DEFAULT_SUFFIX_TOKENS  # suffix: of each user's earlier texts; 0: none
     suffix_store: Path | None = None  # suffix: the directory of their files
+    datastore: Path | None = None  # retrieval: the file of other texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +70,27 @@ def _create_suffix(directory: Path, settings: CopySettings) -> CopyModel:
     return SuffixModel.open(directory, settings.suffix_tokens, settings.suffix_store)
 
 
+def _create_retrieval(directory: Path, settings: CopySettings) -> CopyModel:
+    from outrider.edge_client.drafting.copying.retrieval import RetrievalModel
+
+    return RetrievalModel.open(directory, settings.datastore)
+
+
 _MODELS: dict[str, Callable[[Path, DraftSettings], DraftModel]] = {ONNX: _create_onnx, TORCH: _create_torch}
 _COPIES: dict[str, Callable[[Path, CopySettings], CopyModel]] = {
     PROMPT_LOOKUP: _create_prompt_lookup,
     SUFFIX: _create_suffix,
+    RETRIEVAL: _create_retrieval,
 }
 
 
 def _unions() -> tuple[str, ...]:
-    """Returns every strategy: a model, what copies, and both; suffixes include what prompt lookup finds."""
-    own_texts, models = ("", PROMPT_LOOKUP, SUFFIX), ("", MODEL)
-    named = ("+".join(filter(None, parts)) for parts in product(models, own_texts))
-    return tuple(sorted(filter(None, named), key=lambda name: (name.count("+"), not name.startswith(MODEL))))
+    """Returns every strategy: one alone, or a model with what copies. Suffixes include what prompt lookup finds."""
+    named = (
+        "+".join(filter(None, parts))
+        for parts in product([MODEL], ["", PROMPT_LOOKUP, SUFFIX], ["", RETRIEVAL])
+    )
+    return (MODEL, *_COPIES, *(name for name in named if name != MODEL))
 
 
 STRATEGIES = _unions()

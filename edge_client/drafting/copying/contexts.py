@@ -87,6 +87,7 @@ class SortedContexts:
         """The texts, each followed by `SEPARATOR`, begin `start` bytes into the buffer."""
         self._text, self._order, self._start = text, order, start
         self._sorted = _Sorted(text, order, MAX_MATCH, start)
+        self.context = self._sorted.context
 
     def match(self, context: bytes) -> int:
         """See `Contexts.match`."""
