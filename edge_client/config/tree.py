@@ -44,7 +44,8 @@ def tree_budget(config: RunConfig) -> TreeBudget | None:
     if tree.shape is not None:
         shape = read_tree_shape(tree.shape)[:num_nodes]
         return TreeBudget(num_nodes, max(map(len, shape)), MAX_CONTINUATIONS, shape=shape)
-    return TreeBudget(num_nodes, tree.depth or DEFAULT_DEPTH, tree.width or DEFAULT_WIDTH)
+    copied = tree.depth or num_nodes
+    return TreeBudget(num_nodes, tree.depth or DEFAULT_DEPTH, tree.width or DEFAULT_WIDTH, copied)
 
 
 def tree_use(config: RunConfig) -> Literal["auto", "off"] | int:

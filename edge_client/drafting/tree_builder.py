@@ -7,12 +7,12 @@ found, which always hold the parents of each other since a child is never worth 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.common.tree import Tree
 from outrider.common.types import Signals, TokenIds
 from outrider.edge_client.drafting.base import NodeRule, Stop
-from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.node_values import AGREED, DIFFERED, NodeValues
 from outrider.edge_client.drafting.trees import (
     Continuations,
     Expander,
@@ -123,7 +123,10 @@ class TreeBuilder:
             if node.is_dropped:
                 continue
             node.is_open = False
-            node.continuations += continuations
+            node.continuations = (
+                *continuations,
+                *(_compared(each, continuations) for each in node.continuations),
+            )
             self._find_children(node)
             if node.children:
                 self._first_chances += node.children[0].value / node.value
@@ -165,12 +168,15 @@ class TreeBuilder:
         """Finds what copies tell after some nodes, and after what they told, as far as it may enter the tree."""
         if not self._copies:
             return
+        budget = self._budget
+        max_depth = max(budget.max_depth, budget.max_copied_depth)
+        least_ever = 1 / (2 * budget.num_nodes)  # what the last node of a full tree is worth is above
         waiting = [node for node in nodes if not node.is_copied]
         while waiting:
             node = waiting.pop()
-            is_full = len(self._best) >= self._budget.num_nodes
-            is_worth = not (is_full and node.value <= self._best[-1].value)
-            if node.is_dropped or len(node.path) >= self._budget.max_depth or not is_worth:
+            is_full = len(self._best) >= budget.num_nodes
+            least = max(least_ever, self._best[-1].value if is_full else 0.0)
+            if node.is_dropped or len(node.path) >= max_depth or node.value <= least:
                 continue
             node.is_copied = True
             told = tuple(each for copy in self._copies for each in copy.expand([node.path]) if each.token_ids)
@@ -207,10 +213,20 @@ class TreeBuilder:
         node.children = kept
 
     def _merge(self, continuations: Sequence[Continuations]) -> list[tuple[int, float]]:
-        """Returns the likeliest children with their chances; one that several sources told has its best."""
+        """Returns the likeliest children with their chances; one that several sources told has its best.
+
+        Where what a source told first has a higher chance by it than by those before, the others share what is left.
+        """
         chances: dict[int, float] = {}
         for each in continuations:
-            for token_id, chance in zip(each.token_ids, self._values.chances(each), strict=True):
+            told = list(zip(each.token_ids, self._values.chances(each), strict=True))
+            if told and chances:
+                first, claimed = told[0]
+                before = chances.get(first, 0.0)
+                left = (1 - claimed) / (1 - before) if before < claimed else 1.0
+                chances = {token_id: left * chance for token_id, chance in chances.items()}
+                chances[first] = max(before, claimed)
+            for token_id, chance in told:
                 chances[token_id] = max(chance, chances.get(token_id, 0.0))
         return sorted(chances.items(), key=lambda item: -item[1])[: self._budget.max_width]
 
@@ -229,6 +245,15 @@ class TreeBuilder:
             continuations=tuple(node.continuations for node in (root, *nodes)),
             num_runs=sum(expander.num_runs for expander in self._expanders),
         )
+
+
+def _compared(copied: Continuations, drafted: Sequence[Continuations]) -> Continuations:
+    """Returns what a copy told as a source of its own, by whether a draft expects the same token: it is right far more
+    often then."""
+    firsts = [each.token_ids[0] for each in drafted if each.token_ids]
+    if not firsts:
+        return copied
+    return replace(copied, source=copied.source + (AGREED if copied.token_ids[0] in firsts else DIFFERED))
 
 
 def _below(node: _Node) -> Iterator[_Node]:

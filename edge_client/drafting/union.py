@@ -28,6 +28,9 @@ from outrider.edge_client.drafting.copying.sequence import CopySequence
 from outrider.edge_client.drafting.node_values import CHAIN_SOURCE, NodeValues
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
 
+# Tokens of a run from which on a copy is a node beside a model's: shorter ones are right one time in ten where the
+# model expects another token (docs/sources.md).
+_MIN_MATCH = 3
 _DRAFTED = Continuations((0,), (0.0,), CHAIN_SOURCE)  # a token of the model's chain, whatever it is
 
 
@@ -130,7 +133,9 @@ class UnionSequence:
         assert isinstance(self._model, ProposesUnions), "the model takes no copies into its trees"
         if self._has_supports:
             return self._model.propose_tree(budget, values)
-        return self._model.propose_union(budget, values, [each.expander() for each in self._copies])
+        return self._model.propose_union(
+            budget, values, [each.expander(min_match=_MIN_MATCH) for each in self._copies]
+        )
 
     def keep_runner_ups(self) -> None:
         """Fills `Draft.runner_ups` of the model's drafts from now on."""

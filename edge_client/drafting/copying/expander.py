@@ -26,9 +26,13 @@ class CopyExpander:
 
     num_runs = 0
 
-    def __init__(self, text: TokenText, searched: Sequence[Contexts], name: str, most: int) -> None:
-        """At most `most` places of each of the `searched` are looked at; `name` begins the sources' names."""
+    def __init__(
+        self, text: TokenText, searched: Sequence[Contexts], name: str, most: int, min_match: int = 1
+    ) -> None:
+        """At most `most` places of each of the `searched` are looked at, and none for a run of less than `min_match`
+        tokens; `name` begins the sources' names."""
         self._text, self._searched, self._name, self._most = text, searched, name, most
+        self._min_match = min_match
         self._found: dict[TokenIds, tuple[int, _Places]] = {}
 
     def expand(self, paths: Sequence[TokenIds]) -> list[Continuations]:
@@ -52,7 +56,7 @@ class CopyExpander:
     def _find(self, path: TokenIds) -> tuple[int, _Places]:
         found = self._follow(path)
         if found is None:
-            found = longest_match(self._searched, self._text.context_after(path), self._most)
+            found = longest_match(self._searched, self._text.context_after(path), self._most, self._min_match)
         self._found[path] = found
         return found
 

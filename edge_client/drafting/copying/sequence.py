@@ -109,10 +109,10 @@ class CopySequence:
         continuations = (*((each,) for each in told), ())
         return TreeDraft(path, (1.0,) * len(path), supports=supports, continuations=continuations), expected
 
-    def expander(self, num_places: int | None = None) -> CopyExpander:
-        """Returns the source of one tree."""
+    def expander(self, num_places: int | None = None, min_match: int = 1) -> CopyExpander:
+        """Returns the source of one tree; what followed a run of less than `min_match` tokens is left out."""
         most = num_places or self._rules.tree_places
-        return CopyExpander(self._text, self._searched, self._rules.name, most)
+        return CopyExpander(self._text, self._searched, self._rules.name, most, min_match)
 
     def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         """See `ProposesTrees.propose_tree`. There is no rule, since a copy has no signals."""

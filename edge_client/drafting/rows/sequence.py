@@ -163,7 +163,8 @@ class RowsSequence(SampledText, ABC):
         room = self._max_context - len(self._text)
         if room <= 0:
             return TreeDraft((), ())
-        budget = replace(budget, max_depth=min(budget.max_depth, room))
+        copied = min(budget.max_copied_depth, room)
+        budget = replace(budget, max_depth=min(budget.max_depth, room), max_copied_depth=copied)
         if self._sampler.has_supports:
             assert rule is None and not copies, "drawn trees have no signals and no copies"
             source = RowsExpander[Support | None](self, self._support, None)

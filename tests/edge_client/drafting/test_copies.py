@@ -34,7 +34,7 @@ from outrider.edge_client.drafting.copying.suffix import SuffixModel
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.registry import STRATEGIES, CopySettings, create_draft_model
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
-from outrider.edge_client.drafting.trees import Continuations, TreeBudget
+from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
 
 IDS = st.integers(0, 3)
 FACTS = TokenizerFacts(100, "fingerprint")
@@ -259,7 +259,7 @@ class Copying:
 
 
 class Drafting:
-    """Tells two tokens, neither of them a copy's; asserts that each parent is known before its child."""
+    """Tells a token, and less likely a copy's; asserts that each parent is known before its child."""
 
     def __init__(self) -> None:
         self.num_runs = 0
@@ -270,20 +270,21 @@ class Drafting:
         for path in paths:
             assert not path or path[:-1] in self._known
             self._known.add(path)
-        return [Continuations((50, 51), (0.0, 0.5), "draft")] * len(paths)
+        return [Continuations((50, path[-1] + 1 if path else 0), (0.0, 0.5), "draft") for path in paths]
 
 
 def test_a_copy_reaches_any_depth_in_one_run_of_the_draft() -> None:
     values = NodeValues()
-    told = Continuations((0,), (0.0,), "copy")
-    for _ in range(50):
-        values._source("copy").observe(told.gaps, 0)
-    draft = TreeBuilder([Drafting()], values, TreeBudget(12, 10, 4), copies=[Copying(9)]).build()
+    for name in ("copy", "copy!"):
+        told = TreeDraft((), (), continuations=((Continuations((0,), (0.0,), name),),))
+        for _ in range(300):
+            values.observe(told, (), 0)
+    draft = TreeBuilder([Drafting()], values, TreeBudget(12, 2, 4, 9), copies=[Copying(9)]).build()
     paths = {
         tuple(draft.token_ids[each] for each in Tree(draft.parents).path(n))
         for n in range(len(draft.parents))
     }
-    assert tuple(range(6)) in paths and draft.num_runs <= 10
+    assert tuple(range(9)) in paths and draft.num_runs == 2
 
 
 @settings(max_examples=60, deadline=None)
