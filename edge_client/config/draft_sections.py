@@ -34,7 +34,7 @@ class DraftConfig:
         "model drafts with the model of --draft; prompt-lookup copies the tokens that followed the same words "
         "earlier in the text, suffix those that followed them there and in your earlier texts, valued by counts, "
         "retrieval those in a --datastore: they need no model (of --draft only tokenizer.json). model+suffix and its "
-        "like do both",
+        "like do both; staged guesses by suffix what the model is about to draft, which then takes fewer runs",
         choices=STRATEGIES,
     )
     lookup_ngram: int = option(

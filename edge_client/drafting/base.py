@@ -113,6 +113,20 @@ class ProposesUnions(ProposesTrees, Protocol):
         """Returns a tree as `propose_tree` does, with nodes that `copies` told, which cost no run."""
 
 
+Guess = Callable[[TokenIds, int], TokenIds]
+"""Takes the tokens drafted after the text so far and how many more may be wanted; returns what may follow, possibly
+nothing."""
+
+
+@runtime_checkable
+class TakesGuesses(Protocol):
+    """Computes the tokens of a chain together with what may follow them."""
+
+    def guess_by(self, guess: Guess) -> None:
+        """Asks `guess`, in each run for a chain, what may follow: the run computes that too, and what it would have
+        drafted there is drafted without another run. Has no effect where a run gives one row."""
+
+
 @runtime_checkable
 class Prepares(Protocol):
     """Does part of a token's work before its turn."""

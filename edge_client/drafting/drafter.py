@@ -25,8 +25,8 @@ from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
 
 
 class Drafter:
-    """Drafts for one session. `min_draft_s` stretches each drafted token of a chain, and each run of the draft
-    model for a tree, whose nodes share runs, to simulate a larger draft; results carry a label then."""
+    """Drafts for one session. `min_draft_s` stretches each run of the draft model, a token of a chain or several nodes
+    of a tree, to simulate a larger draft; results carry a label then."""
 
     def __init__(
         self,
@@ -63,7 +63,8 @@ class Drafter:
         start_s = self._clock.now()
         self._commit(token_ids, assumed)
         draft = self._sequence.propose(num_draft_tokens, self._stretched(should_stop, start_s))
-        self._sleep_until(start_s + self._min_draft_s * len(draft.token_ids))
+        num_runs = draft.num_runs if isinstance(draft, TreeDraft) else len(draft.token_ids)
+        self._sleep_until(start_s + self._min_draft_s * num_runs)
         return draft, (self._clock.now() - start_s) * 1e3
 
     def write_alone(

@@ -17,12 +17,14 @@ from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.drafting.base import (
     DraftModel,
     DraftSequence,
+    Guess,
     KeepsRunnerUps,
     NodeRule,
     Prepares,
     ProposesTrees,
     ProposesUnions,
     ShouldStop,
+    TakesGuesses,
 )
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
@@ -148,6 +150,7 @@ class _LeasedSequence:
         self._sampling, self._num_support = sampling, num_support
         self._num_prompt_tokens = num_prompt_tokens
         self._keeps_runner_ups = False
+        self._guess: Guess | None = None
         self._sequence: DraftSequence | None = None
 
     @property
@@ -159,12 +162,17 @@ class _LeasedSequence:
             self._sequence = self._begin(token_ids)
             if self._keeps_runner_ups:
                 self.keep_runner_ups()
+            if self._guess is not None and isinstance(self._sequence, TakesGuesses):
+                self._sequence.guess_by(self._guess)
         self._sequence.commit(token_ids)
 
     def keep_runner_ups(self) -> None:
         self._keeps_runner_ups = True
         if isinstance(self._sequence, KeepsRunnerUps):
             self._sequence.keep_runner_ups()
+
+    def guess_by(self, guess: Guess) -> None:
+        self._guess = guess
 
     def prepare(self, num_tokens: int) -> Iterator[None]:
         return self._sequence.prepare(num_tokens) if isinstance(self._sequence, Prepares) else iter(())

@@ -17,7 +17,8 @@ from outrider.edge_client.drafting.spec import SPEC_FILE
 if TYPE_CHECKING:
     from outrider.edge_client.drafting.copying.model import CopyModel
 
-MODEL, PROMPT_LOOKUP, SUFFIX, RETRIEVAL = "model", "prompt-lookup", "suffix", "retrieval"
+MODEL, STAGED = "model", "staged"
+PROMPT_LOOKUP, SUFFIX, RETRIEVAL = "prompt-lookup", "suffix", "retrieval"
 DEFAULT_SUFFIX_TOKENS = 100_000  # of earlier texts of one user; sorting them all takes 40 ms
 
 
@@ -86,18 +87,14 @@ _COPIES: dict[str, Callable[[Path, CopySettings], CopyModel]] = {
 
 def _unions() -> tuple[str, ...]:
     """Returns every strategy: one alone, or a model with what copies. Suffixes include what prompt lookup finds."""
-    named = (
-        "+".join(filter(None, parts))
-        for parts in product([MODEL], ["", PROMPT_LOOKUP, SUFFIX], ["", RETRIEVAL])
-    )
-    return (MODEL, *_COPIES, *(name for name in named if name != MODEL))
+    parts = product((MODEL, STAGED), ("", PROMPT_LOOKUP, SUFFIX), ("", RETRIEVAL))
+    named = ("+".join(filter(None, each)) for each in parts)
+    return (MODEL, STAGED, *_COPIES, *(name for name in named if "+" in name))
 
 
 STRATEGIES = _unions()
-WITHOUT_MODEL = frozenset(
-    name for name in STRATEGIES if MODEL not in name.split("+")
-)  # cannot write a text alone
-WITHOUT_SIGNALS = frozenset(STRATEGIES) - {MODEL}  # some of their tokens are copies, which have none
+WITHOUT_MODEL = frozenset(_COPIES)  # cannot write a text alone
+WITHOUT_SIGNALS = frozenset(STRATEGIES) - {MODEL, STAGED}  # some of their tokens are copies, which have none
 
 
 def create_draft_model(
@@ -121,8 +118,10 @@ def create_draft_model(
         raise UsageError(
             f"--gate-variance needs an exported draft's variant for dropout; --draft-backend {backend.name} has none"
         )
-    if has_variance and name in WITHOUT_SIGNALS:
-        raise UsageError(f"--gate-variance needs a model to vary, and --draft-strategy {name} has none")
+    if has_variance and name != MODEL:
+        raise UsageError(
+            f"--gate-variance needs a model to vary in each token, and --draft-strategy {name} has none"
+        )
     settings = DraftSettings(threads, has_variance, backend, copies or CopySettings())
     parts = name.split("+")
     copying = [_COPIES[part](Path(directory), settings.copies) for part in parts if part in _COPIES]
@@ -130,11 +129,14 @@ def create_draft_model(
         (alone,) = copying
         return alone
     model = _create_model(Path(directory), settings)
-    if not copying:
+    if name == MODEL:
         return model
+    from outrider.edge_client.drafting.staged import StagedModel
     from outrider.edge_client.drafting.union import UnionModel
 
-    return UnionModel(model, copying)
+    if STAGED in parts:
+        model = StagedModel(model, [_create_suffix(Path(directory), settings.copies)])
+    return UnionModel(model, copying) if copying else model
 
 
 def has_draft_files(name: str, directory: Path, backend: str) -> bool:

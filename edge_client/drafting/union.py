@@ -20,6 +20,7 @@ from outrider.edge_client.drafting.base import (
     NodeRule,
     Prepares,
     ProposesUnions,
+    ServesOwners,
     ShouldStop,
     runtime_of,
 )
@@ -35,15 +36,18 @@ _DRAFTED = Continuations((0,), (0.0,), CHAIN_SOURCE)  # a token of the model's c
 
 
 class UnionModel:
-    """Implements `DraftModel` by a model and one or several that copy. Its signals are no gate's: copies have none."""
-
-    signal_names = ()
+    """Implements `DraftModel` by a model and one or several that copy."""
 
     def __init__(self, model: DraftModel, copies: Sequence[CopyModel]) -> None:
         self.model, self.copies = model, tuple(copies)
         self.num_tokens, self.max_context = model.num_tokens, model.max_context
         self.eos_token_ids = model.eos_token_ids
         self.tokenizer_fingerprint = model.tokenizer_fingerprint
+
+    @property
+    def signal_names(self) -> tuple[str, ...]:
+        """Returns none: a copy has no signals."""
+        return ()
 
     @property
     def fingerprint(self) -> str:
@@ -57,13 +61,21 @@ class UnionModel:
         names = ", ".join(each.rules.name for each in self.copies)
         return f"{runtime_of(self.model) or 'a draft model'}, with copies ({names})"
 
-    def with_model(self, model: DraftModel) -> UnionModel:
-        """Returns the same union with the model in another form: of a pool, for example."""
-        return UnionModel(model, self.copies)
+    @property
+    def innermost(self) -> DraftModel:
+        """Returns the model that has weights."""
+        return self.model.innermost if isinstance(self.model, UnionModel) else self.model
+
+    def with_innermost(self, model: DraftModel) -> UnionModel:
+        """Returns the same union with that model in another form: of a pool, for example."""
+        if isinstance(self.model, UnionModel):
+            model = self.model.with_innermost(model)
+        return type(self)(model, self.copies)
 
     def of_owner(self, owner: str) -> UnionModel:
         """See `ServesOwners.of_owner`."""
-        return UnionModel(self.model, [each.of_owner(owner) for each in self.copies])
+        model = self.model.of_owner(owner) if isinstance(self.model, ServesOwners) else self.model
+        return type(self)(model, [each.of_owner(owner) for each in self.copies])
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
@@ -172,4 +184,5 @@ def _observed(draft: Draft) -> TreeDraft:
     """Returns a model's chain as one that `NodeValues` learns from."""
     told = ((Continuations((token_id,), (0.0,), CHAIN_SOURCE),) for token_id in draft.token_ids)
     own = {each.name: getattr(draft, each.name) for each in fields(Draft)}
-    return TreeDraft(**own, continuations=(*told, ()))
+    num_runs = draft.num_runs if isinstance(draft, TreeDraft) else len(draft.token_ids)
+    return TreeDraft(**own, continuations=(*told, ()), num_runs=num_runs)

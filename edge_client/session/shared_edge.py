@@ -51,7 +51,7 @@ class SharedEdge:
     def __init__(self, edge: Edge, max_cache_bytes: int) -> None:
         self.edge = edge
         draft = edge.draft
-        model = draft.model if isinstance(draft, UnionModel) else draft  # whose KV is kept
+        model = draft.innermost if isinstance(draft, UnionModel) else draft  # whose KV is kept
         self._pool = None if model is None else SequencePool(model, max_cache_bytes)
 
     @property
@@ -99,7 +99,7 @@ class SharedEdge:
             draft = draft.of_owner(owner)
         if lease is None:
             return draft
-        return draft.with_model(lease) if isinstance(draft, UnionModel) else lease
+        return draft.with_innermost(lease) if isinstance(draft, UnionModel) else lease
 
     def _lease(self, config: RunConfig) -> DraftLease | None:
         """Returns a draft sequence with the KV of an earlier text. None where drafts decide what is written,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from outrider.common.errors import InvalidFieldError
 from outrider.common.sampling.support import certain
-from outrider.common.types import Draft, SamplingParams
+from outrider.common.types import Draft, SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import NodeRule, ShouldStop, ended
 from outrider.edge_client.drafting.copying.contexts import MAX_MATCH, Contexts, GrowingContexts, TokenText
 from outrider.edge_client.drafting.copying.expander import CopyExpander, CopySupports
@@ -87,21 +87,25 @@ class CopySequence:
         the draft had no other choice."""
         return ended(self.copy(num_draft_tokens)[0], should_stop)
 
-    def copy(self, num_draft_tokens: int) -> tuple[TreeDraft, float]:
-        """Returns the likeliest copy, and how many of its tokens are expected to be accepted."""
+    def copy(
+        self, num_draft_tokens: int, after: TokenIds = (), min_chance: float | None = None
+    ) -> tuple[TreeDraft, float]:
+        """Returns the likeliest copy after the text and the tokens `after`, and how many of its tokens are expected to
+        be right. `min_chance` replaces the rules'."""
         assert self._text.token_ids, "a draft needs at least one committed token"
         rules, expander = self._rules, self.expander(self._rules.chain_places)
-        path: tuple[int, ...] = ()
+        least = rules.min_chance if min_chance is None else min_chance
+        path: TokenIds = ()
         told, expected, chance, limit = list[Continuations](), 0.0, 1.0, num_draft_tokens
         while len(path) < limit:
-            found = expander.tell(path)
+            found = expander.tell((*after, *path))
             if not found.token_ids:
                 break
             chance *= self._values.chances(found)[0]
-            if chance < rules.min_chance:
+            if chance < least:
                 break
-            if not path and rules.min_chance:
-                limit = min(limit, int(rules.tokens_a_match * expander.count(path)[0]))
+            if not path and least:
+                limit = min(limit, int(rules.tokens_a_match * expander.count(after)[0]))
             path = (*path, found.token_ids[0])
             told.append(found)
             expected += chance
