@@ -10,6 +10,7 @@ from pathlib import Path
 from outrider.common.config.fields import leaves
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config, with_values
 from outrider.edge_client.config.daemon import SECTION
+from outrider.edge_client.config.preset import with_preset
 from outrider.edge_client.config.run_config import SCOPE, RunConfig
 from outrider.edge_client.core.options import OnTimeout
 
@@ -32,10 +33,12 @@ def add_config(parser: argparse.ArgumentParser, words: str = "", has_serve: bool
 
 
 def load_run_config(namespace: argparse.Namespace) -> Loaded[RunConfig]:
-    """Returns the configuration. Raises `ConfigError` naming key, origin and what was expected."""
-    return load_config(
+    """Returns the configuration, a preset's settings in it. Raises `ConfigError` naming key, origin and what was
+    expected, `UsageError` for settings that do not go with a preset."""
+    loaded = load_config(
         RunConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, RunConfig)
     )
+    return Loaded(with_preset(loaded.value), loaded.origins)
 
 
 def waiting_by_default(loaded: Loaded[RunConfig]) -> Loaded[RunConfig]:

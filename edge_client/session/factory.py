@@ -16,6 +16,7 @@ from outrider.common.stopping import check_stop_params
 from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
 from outrider.edge_client.config.methods import check_method, draft_source, make_method_params, support_size
+from outrider.edge_client.config.preset import BIG_LITTLE
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.config.tree import tree_budget, tree_use
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
@@ -188,8 +189,10 @@ def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
     draft = _create_draft(config, directory, tokenizer) if has_draft else None
     load_ms = (time.perf_counter() - start_s) * 1e3
     is_slowed = has_draft and config.min_draft_ms > 0
-    labels = (f"min-draft-ms={config.min_draft_ms:g}",) if is_slowed else ()
-    return Edge(config, tokenizer, draft, load_ms, labels, _dropout_cost(draft))
+    labels = [f"min-draft-ms={config.min_draft_ms:g}"] if is_slowed else []
+    if config.preset.name == BIG_LITTLE:
+        labels.append(f"preset={BIG_LITTLE} (approximate)")
+    return Edge(config, tokenizer, draft, load_ms, tuple(labels), _dropout_cost(draft))
 
 
 def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) -> DraftModel:
