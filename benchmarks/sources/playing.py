@@ -18,7 +18,7 @@ from outrider.common.tree import Tree
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import DraftModel, ProposesTrees, Remembers, UsesValues
 from outrider.edge_client.drafting.copying.earlier import TextsByOwner
-from outrider.edge_client.drafting.copying.model import TokenizerFacts
+from outrider.edge_client.drafting.copying.model import CopyModel, TokenizerFacts
 from outrider.edge_client.drafting.copying.suffix import SuffixModel
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
@@ -27,7 +27,7 @@ from outrider.edge_client.drafting.union import UnionModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.prompts import load_prompts
 from outrider.models import EMBEDDED
-from outrider.training.judge.target_text import WrittenText
+from outrider.training.judge.target_text import WrittenText, texts_after
 
 BUDGETS = {16: TreeBudget(16, 12, 4, 16), 64: TreeBudget(64, 12, 6, 64)}
 DATA = Path(os.environ.get("PROMPTS_DIR", ROOT / ".." / "shared" / "data"))  # humaneval.jsonl and others
@@ -119,7 +119,7 @@ def suffix_model() -> SuffixModel:
     return SuffixModel(known, TextsByOwner(known.fingerprint, 100_000))
 
 
-def union(*copies: SuffixModel) -> UnionModel:
+def union(*copies: CopyModel) -> UnionModel:
     """Returns the embedded draft with copies."""
     return UnionModel(draft_model(), copies)
 
@@ -138,6 +138,16 @@ def prompt_ids(name: str, limit: int | None = None) -> list[TokenIds]:
     return [tuple(tokenizer().encode(each.text)) for each in load_prompts(path)][:limit]
 
 
-def sampled(temperature: float, seed: int) -> SamplingParams:
-    """Returns sampling parameters."""
-    return SamplingParams(temperature=temperature, seed=seed)
+def write(
+    prompts: Sequence[TokenIds], temperature: float, num_new: int, first_seed: int = 0
+) -> list[WrittenText]:
+    """Returns the target's texts after each prompt, each with a seed of its own."""
+    params = [SamplingParams(temperature=temperature, seed=first_seed + i) for i in range(len(prompts))]
+    return list(texts_after(target(), list(zip(prompts, params, strict=True)), num_new))
+
+
+def best(model: DraftModel, texts: Sequence[WrittenText]) -> tuple[float, dict[str, dict[str, float]]]:
+    """Returns the most tokens a round of both budgets, and the figures of each."""
+    found = {f"{nodes} nodes": play(model, texts, budget) for nodes, budget in BUDGETS.items()}
+    figures = {name: each.figures() for name, each in found.items()}
+    return max(each.tokens_a_round for each in found.values()), figures

@@ -9,7 +9,13 @@ from benchmarks.results_file import run_modules
 from outrider.experiments.shared.command import run_command
 
 # Modules of this folder.
-STAGES: tuple[str, ...] = ()
+STAGES: tuple[str, ...] = (
+    "same_text",
+    "repeat",
+    "fresh",
+    "retrieval",
+    "staged",
+)
 
 
 def main() -> int:
