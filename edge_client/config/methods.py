@@ -5,7 +5,7 @@ from __future__ import annotations
 from outrider.common.errors import UsageError
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
 from outrider.common.types import DRAFT_SOURCE, Method, MethodParams, ModelInfo
-from outrider.edge_client.config.preset import BIG_LITTLE
+from outrider.edge_client.config.preset_section import BIG_LITTLE
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.gate.gate import GateUse

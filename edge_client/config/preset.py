@@ -10,52 +10,15 @@ sampled, it is asked about the sampled token in place of the likeliest.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
-from outrider.common.config.loader import option, value_of, with_values
+from outrider.common.config.loader import value_of, with_values
 from outrider.common.errors import UsageError
 from outrider.common.types import Method
+from outrider.edge_client.config.preset_section import BIG_LITTLE, DEFAULT_FALLBACK, DEFAULT_ROLLBACK
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.gate.gate import GateUse
 
-if TYPE_CHECKING:
-    from outrider.edge_client.config.run_config import RunConfig
-
-BIG_LITTLE = "big-little"
-DEFAULT_FALLBACK, DEFAULT_ROLLBACK = 0.6, 3.0  # within the paper's: 0.5 to 0.9, and 1 to 6
 _NO_RATIO = 1e6  # by which `threshold` accepts nothing
-
-
-@dataclass(frozen=True, slots=True)
-class PresetConfig:
-    """Configures presets."""
-
-    name: Literal["none", "big-little"] = option(
-        "none",
-        "settings that go together; big-little is BiLD (approximate: not the target's distribution): the draft writes "
-        "until it is unsure, the target replaces what it finds unlikely; sets --gate stop, --gate-nll and "
-        "--method threshold",
-        key="preset",
-    )
-    fallback: float | None = option(
-        None,
-        f"big-little: the draft asks the target where its probability is below P; none is {DEFAULT_FALLBACK:g}",
-        metavar="P",
-        minimum=1e-6,
-        maximum=1.0,
-        flag="--fallback-threshold",
-        key="fallback_threshold",
-    )
-    rollback: float | None = option(
-        None,
-        f"big-little: the target replaces a token of more than X nats by its own probability; none is "
-        f"{DEFAULT_ROLLBACK:g}",
-        metavar="X",
-        minimum=0.0,
-        maximum=13.0,
-        flag="--rollback-threshold",
-        key="rollback_threshold",
-    )
 
 
 def with_preset(config: RunConfig) -> RunConfig:

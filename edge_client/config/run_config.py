@@ -17,7 +17,7 @@ from outrider.edge_client.config.draft_sections import (
     TreeConfig,
 )
 from outrider.edge_client.config.link_sections import ConnectionConfig, LogConfig, OutageConfig
-from outrider.edge_client.config.preset import PresetConfig
+from outrider.edge_client.config.preset_section import PresetConfig
 from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
 from outrider.edge_client.gate.gate import GateUse
 from outrider.models import EMBEDDED

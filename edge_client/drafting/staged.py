@@ -2,7 +2,8 @@
 
 Spector and Re 2023, "Accelerating LLM Inference with Staged Speculative Decoding" (2308.04623). A suffix index guesses
 what the draft model is about to draft; one run of the model computes the next token and, beside it, those after the
-guesses. With the same noise it samples what it would have sampled one run at a time: the same chain, in fewer runs.
+guesses. With the same noise it samples what it would have sampled one run at a time: the same chain, in fewer runs, but
+for what rounding does to rows of one run (docs/sources.md).
 Trees are drafted as without: their runs have several rows already.
 """
 

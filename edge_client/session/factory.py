@@ -16,7 +16,7 @@ from outrider.common.stopping import check_stop_params
 from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
 from outrider.edge_client.config.methods import check_method, draft_source, make_method_params, support_size
-from outrider.edge_client.config.preset import BIG_LITTLE
+from outrider.edge_client.config.preset_section import BIG_LITTLE
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.config.tree import tree_budget, tree_use
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
