@@ -30,7 +30,8 @@ from outrider.edge_client.drafting.node_values import CHAIN_SOURCE, NodeValues
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
 
 # Tokens of a run from which on a copy is a node beside a model's; chosen of 3, 5, 7 and 9 on prompts that
-# `make bench-sources` leaves out. After a run of four a copy is right one time in 15 where the model expects another token.
+# `make bench-sources` leaves out. After a run of four a copy is right one time in 15 where the model expects another
+# token.
 _MIN_MATCH = 7
 _DRAFTED = Continuations((0,), (0.0,), CHAIN_SOURCE)  # a token of the model's chain, whatever it is
 
