@@ -9,7 +9,7 @@ PIP    := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
 PROTO  := proto/outrider/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair pair-bank bank-traces bench bench-main bench-engine bench-bank bench-pair bench-methods bench-controller bench-daemon bench-reliability bench-real bench-trees bench-heads bench-sources bench-gpu-paths bench-quantised gpu-check house experiments experiments-quick pages install-service uninstall-service clean
+.PHONY: help install demo test test-slow lint typecheck proto proto-check pair pair-bank bank-traces bench bench-main bench-engine bench-bank bench-pair bench-methods bench-controller bench-daemon bench-reliability bench-real bench-trees bench-heads bench-sources bench-gpu-paths bench-quantised bench-structured bench-library gpu-check house experiments experiments-quick pages install-service uninstall-service clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -110,6 +110,11 @@ bench-gpu-paths: $(STAMP) ## benchmarks/results/gpu_paths.json: the GPU's paths 
 
 bench-quantised: $(STAMP) ## benchmarks/results/quantised.json: quantised targets, drafts and KV on a CPU; ARGS="--only torch_draft"
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.quantised.run $(ARGS)
+
+bench-library: $(STAMP) ## benchmarks/results/library.json: SpeculativeDecoder, its examples and fields, the import; ARGS="--only overhead"
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.library.run $(ARGS)
+bench-structured: $(STAMP) ## benchmarks/results/structured.json: texts that obey JSON schemas; ARGS="--only cost"
+	OMP_NUM_THREADS=1 $(PY) -m benchmarks.structured.run $(ARGS)
 
 experiments-quick: $(STAMP) ## benchmarks/results/experiments.json: links, simulator, plan and a small matrix, in minutes
 	$(PY) -m benchmarks.experiments --quick $(ARGS)

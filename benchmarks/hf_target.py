@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.sessions import tpot_s
+from outrider.common.process.quiet_loading import quiet_loading
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.shared.decoding import Case, Decoder
 from outrider.experiments.shared.prompts import Prompt
@@ -22,11 +23,10 @@ class HfTarget:
     def __init__(self, num_threads: int) -> None:
         import torch
         from transformers import AutoModelForCausalLM
-
-        from outrider.cloud_verifier.backends.through_transformers import quiet_transformers
+        from transformers.utils import logging as hf_logging
 
         torch.set_num_threads(num_threads)
-        with quiet_transformers():
+        with quiet_loading(hf_logging):
             self.model = AutoModelForCausalLM.from_pretrained(
                 EMBEDDED / "target", dtype=torch.float32, local_files_only=True
             ).eval()

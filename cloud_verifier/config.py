@@ -201,6 +201,12 @@ class ServeConfig:
     max_tree_nodes: int = option(
         64, "most drafted tokens of one round that is a tree; 0 takes no trees", metavar="N", minimum=0
     )
+    max_grammar_bytes: int = option(
+        65_536,
+        "longest JSON schema, regular expression or grammar of a session; 0 takes none",
+        metavar="BYTES",
+        minimum=0,
+    )
     max_sampling_ids: int = option(
         32_768,
         "most ids in stop ids, logit biases and bad words of one session together, of which bad words may be a "

@@ -10,6 +10,7 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 PROTOCOL_VERSION = 1  # of the messages; sides with different versions refuse each other
 
@@ -99,6 +100,27 @@ class RoundErrorCode(enum.StrEnum):
     INTERNAL = "internal"
 
 
+class GrammarKind(enum.StrEnum):
+    """Names the languages that a grammar may be written in."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    LARK = "lark"  # llguidance's dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """Holds what a text must obey after its prompt. Two with the same text are equal, compiled or not.
+
+    `compiled` is filled by `outrider.common.grammar.vocabulary.Vocabulary.compile`: nothing is sampled without it.
+    """
+
+    kind: GrammarKind
+    text: str
+    has_whitespace: bool = False  # JSON schemas: allow any between tokens, not none
+    compiled: Any = field(default=None, compare=False, repr=False)  # a `CompiledGrammar`
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """Holds the parameters that turn logits into a distribution (docs/design.md §5), and the noise's seed.
@@ -117,6 +139,7 @@ class SamplingParams:
     bad_words: tuple[TokenIds, ...] = ()
     min_new_tokens: int = 0
     seed: int = 0  # uint64
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +230,7 @@ class Limits:
     session_idle_ttl_ms: int
     max_sampling_ids: int = 0  # in logit_bias, bad_words and stop_token_ids of an opening; 0 is no limit
     max_tree_nodes: int = 0  # drafted tokens of a round that is a tree; 0: it takes no trees
+    max_grammar_bytes: int = 0  # of a grammar's text; 0: it takes no grammars
 
 
 @dataclass(frozen=True, slots=True)

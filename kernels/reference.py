@@ -31,6 +31,16 @@ def scores_of(row: Row, temperature: float, threshold: float) -> Row:
     return scores if threshold == -math.inf else np.where(scores >= threshold, scores, np.float32(-math.inf))
 
 
+def mask_scores(scores: Row, words: NDArray[np.int32]) -> None:
+    """Sets to -inf, in place, the scores [rows, vocab] whose bit in `words` [rows, ceil(num_tokens / 32)] is not set,
+    low bit first, and those of ids that have none."""
+    bits = np.unpackbits(np.ascontiguousarray(words).view(np.uint8), axis=1, bitorder="little")
+    allowed = np.zeros(scores.shape, np.bool_)
+    num_ids = min(scores.shape[1], bits.shape[1])
+    allowed[:, :num_ids] = bits[:, :num_ids] != 0
+    scores[~allowed] = -math.inf
+
+
 def logsumexp(row: Row, temperature: float, threshold: float) -> tuple[float, float]:
     """Returns (top, log_sum): the largest logit, and log sum exp((logit - top) / temperature) of those kept.
 

@@ -13,8 +13,8 @@ import torch
 from benchmarks.gpu_check.shape import SHAPE_7B, SHAPE_TOY, Shape
 from benchmarks.gpu_check.stage import NONE, Report, Setting
 from benchmarks.gpu_check.variants import ATTENTIONS, Attention, NotHere
-from outrider.cloud_verifier.backends.attention import AttentionRule
-from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.plan import AttentionRule
 from outrider.experiments.shared.results import at_most
 from outrider.kernels.kv_pool import KVPool
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from benchmarks.trees.keep import random_tree
-from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, PagedAttention
-from outrider.cloud_verifier.backends.packing import PackedSequence
-from outrider.cloud_verifier.backends.paged import PagedPlanner
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
+from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, AttentionRule, PagedAttention
 from outrider.common.tree import Tree
 from outrider.kernels import reference
 from outrider.kernels.kv_pool import KVPool

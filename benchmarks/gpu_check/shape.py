@@ -9,20 +9,17 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_check.stage import Setting
-from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, register_attention
+from outrider.cloud_verifier.backends.attention.plan import ATTENTION_NAME, register_attention
 from outrider.cloud_verifier.backends.base import KVSequence
 from outrider.cloud_verifier.backends.decoder_config import (
     DecoderConfig,
     make_decoder_config,
     with_defaults,
 )
-from outrider.cloud_verifier.backends.through_transformers import quiet_transformers
-from outrider.cloud_verifier.backends.transformers_backend import (
-    PagedSequence,
-    TargetFacts,
-    TransformersBackend,
-)
+from outrider.cloud_verifier.backends.facts import TargetFacts
+from outrider.cloud_verifier.backends.transformers_backend import PagedSequence, TransformersBackend
 from outrider.cloud_verifier.backends.weights import Weights
+from outrider.common.process.quiet_loading import quiet_loading
 
 
 @dataclass(frozen=True)
@@ -58,6 +55,7 @@ SHAPE_TOY = Shape(64, 28, 4, 2, 16, 96, 256, 250)  # as many layers: what is cou
 def make_model(setting: Setting, shape: Shape, dtype: torch.dtype) -> Any:
     """Returns the transformers model, with our attention."""
     from transformers import AutoModelForCausalLM, Qwen2Config
+    from transformers.utils import logging as hf_logging
 
     config = Qwen2Config(
         vocab_size=shape.vocab_size,
@@ -70,7 +68,7 @@ def make_model(setting: Setting, shape: Shape, dtype: torch.dtype) -> Any:
         tie_word_embeddings=False,
     )
     register_attention()
-    with quiet_transformers(), torch.device(setting.device):
+    with quiet_loading(hf_logging), torch.device(setting.device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
     return model.eval().requires_grad_(False)
 

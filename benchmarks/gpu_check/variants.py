@@ -15,14 +15,15 @@ import torch
 
 from benchmarks.gpu_check.shape import ModelWeights, Shape, own_config
 from benchmarks.gpu_check.stand_ins import RunAgain
-from outrider.cloud_verifier.backends.attention import AttentionPlanner
+from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner
+from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.cuda.graphs import Capture, CudaCapture
+from outrider.cloud_verifier.backends.facts import TargetFacts
 from outrider.cloud_verifier.backends.loading import make_backend
 from outrider.cloud_verifier.backends.products.ways import OwnKernel, ProductWay, UnsplitLibrary
-from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
-from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
 
 
@@ -85,7 +86,7 @@ def _make_paged(
 ) -> tuple[AttentionPlanner, int]:
     if importlib.util.find_spec("triton") is None:
         raise NotHere("Triton is not installed")
-    from outrider.cloud_verifier.backends.paged import PagedPlanner
+    from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
 
     return PagedPlanner(16, shape.num_heads // shape.num_kv_heads, device), 16
 

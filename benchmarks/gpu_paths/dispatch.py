@@ -9,12 +9,12 @@ from benchmarks.gpu_check.stage import Setting
 from benchmarks.gpu_check.step import COUNTED_CONTEXT, COUNTED_SESSIONS, open_step
 from benchmarks.gpu_paths.fake_device import FakeDevice
 from benchmarks.results_file import Found
+from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
+from outrider.cloud_verifier.backends.decoder import Decoder
 from outrider.cloud_verifier.backends.lean import LeanDecoder
 from outrider.cloud_verifier.backends.loading import make_backend
-from outrider.cloud_verifier.backends.paged import PagedPlanner
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
-from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.experiments.shared.results import at_most, judged
 from outrider.kernels import layers, paged_attention
 

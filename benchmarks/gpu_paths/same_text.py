@@ -14,8 +14,8 @@ from benchmarks.results_file import Found
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.loading import make_backend
-from outrider.cloud_verifier.backends.through_transformers import quiet_transformers
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.common.process.quiet_loading import quiet_loading
 from outrider.experiments.shared.results import at_least, judged
 
 SIZES: dict[str, Any] = {
@@ -79,8 +79,9 @@ def run() -> Found:
 
 def _make_model(name: str, fields: dict[str, Any]) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
 
-    with torch.random.fork_rng(), quiet_transformers():
+    with torch.random.fork_rng(), quiet_loading(hf_logging):
         torch.manual_seed(1)
         config = AutoConfig.for_model(name, **(SIZES | fields))
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)

@@ -17,9 +17,9 @@ from benchmarks.gpu_check.stage import Setting
 from benchmarks.gpu_check.stand_ins import RunAgain
 from benchmarks.gpu_paths.fake_device import NAME, FakeDevice
 from benchmarks.results_file import Found
+from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.cuda.pool_changes import PoolChanges, Upload
-from outrider.cloud_verifier.backends.paged import PagedPlanner
 from outrider.cloud_verifier.backends.products.row_plan import RowPlan
 from outrider.cloud_verifier.backends.transformers_backend import BLOCK_SIZE, TransformersBackend
 from outrider.cloud_verifier.config import ServeConfig

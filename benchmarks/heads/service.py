@@ -9,7 +9,7 @@ from typing import Any
 
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.config import QueueLimits, ServeConfig
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.heads.source import DraftSource

@@ -20,6 +20,7 @@ from benchmarks.real.running import ask_edge, find_pair, start_edge
 from benchmarks.results_file import ROOT, Found
 from benchmarks.timing import median_ratio
 from outrider.common.errors import UsageError
+from outrider.common.process.quiet_loading import quiet_loading
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.processes import running_verifier
 from outrider.experiments.shared.results import Measure, at_least, judged
@@ -60,10 +61,9 @@ class AssistedTarget:
 def _load(directory: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as hf_logging
 
-    from outrider.cloud_verifier.backends.through_transformers import quiet_transformers
-
-    with quiet_transformers():
+    with quiet_loading(hf_logging):
         model = AutoModelForCausalLM.from_pretrained(
             directory, dtype=torch.float32, local_files_only=True
         ).eval()

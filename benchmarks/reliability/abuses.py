@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from outrider.common.pb import outrider_pb2_grpc
 SERVICE = "/outrider.v1.Verifier"
 Metadata = tuple[tuple[str, str], ...]
 ONE_MIB = 1 << 20
+_ID_OF_A = 65  # the embedded pair's token of "a"
 _PAUSE_S = 0.002  # between two attempts of a client that was refused
 
 
@@ -132,12 +133,19 @@ def _ids(abuser: Abuser, num_ids: int) -> list[int]:
 
 
 async def _sampled_rounds(
-    abuser: Abuser, sampling: pb.SamplingParams, num_draft_tokens: int = 4, **fields: Any
+    abuser: Abuser,
+    sampling: pb.SamplingParams,
+    num_draft_tokens: int = 4,
+    draft_tokens: Sequence[int] = (),
+    **fields: Any,
 ) -> None:
+    """Sends rounds of random drafts, or of `draft_tokens`, in sessions opened with `fields`."""
+    drafted = {"draft_tokens": draft_tokens} if draft_tokens else {}
+
     async def one() -> None:
         session = _Session(abuser)
         await session.open(sampling=sampling, **fields)
-        await session.rounds(num_draft_tokens=num_draft_tokens)
+        await session.rounds(num_draft_tokens=num_draft_tokens, **drafted)
         await session.close()
 
     await abuser.everywhere(one)
@@ -160,6 +168,25 @@ async def logit_bias(abuser: Abuser) -> None:
     """Opens with a bias of nearly every id, then sends rounds."""
     biases = [pb.LogitBias(token_id=i, bias=0.5) for i in range(1, abuser.num_tokens)]
     await _fallback(abuser, lambda share: pb.SamplingParams(logit_bias=biases[: int(share * len(biases))]))
+
+
+async def ambiguous_grammars(abuser: Abuser) -> None:
+    """Sends rounds under a grammar with more readings the longer its text is, whose masks take longest."""
+    grammar = pb.Grammar(kind=pb.GRAMMAR_KIND_LARK, text='start: s\ns: s s s s s s | "a" | "b" |')
+    sampling = pb.SamplingParams(seed=7, temperature=0.8, grammar=grammar)
+    await _sampled_rounds(abuser, sampling, draft_tokens=[_ID_OF_A] * 64)
+
+
+async def compiled_grammars(abuser: Abuser) -> None:
+    """Opens with one grammar after another that takes as long to compile as is allowed, and is new."""
+    divisors = itertools.count(99_999_989)
+
+    async def one() -> None:
+        text = f'{{"type": "integer", "multipleOf": {next(divisors)}}}'
+        grammar = pb.Grammar(kind=pb.GRAMMAR_KIND_JSON_SCHEMA, text=text)
+        await _Session(abuser).open(sampling=pb.SamplingParams(grammar=grammar))
+
+    await abuser.everywhere(one)
 
 
 async def penalties(abuser: Abuser) -> None:
@@ -317,6 +344,8 @@ ABUSES: dict[str, Callable[[Abuser], Awaitable[None]]] = {
     for each in (
         bad_words,
         logit_bias,
+        ambiguous_grammars,
+        compiled_grammars,
         penalties,
         truncation,
         stop_ids,

@@ -48,18 +48,19 @@ def run(settings: Settings) -> Iterator[Found]:
         with pinned(VERIFIER_CORE):
             verifier = stack.enter_context(running_verifier(*QUIET, "--num-threads", "1"))
         sessions = record_embedded(verifier.address, num_sessions=NUM_SESSIONS, num_rounds=12).sessions
-        with pinned(CLIENT_CORE), _abuser(verifier.address, "busy"):  # to warm up
-            asyncio.run(_measure(verifier.address, sessions, Tally(), START_S))
+        with pinned(CLIENT_CORE), abusing(verifier.address, "busy"):  # to warm up
+            measure(verifier.address, sessions, Tally(), START_S)
         for name in settings.pick((*BUSY, *ABUSES), (*BUSY, *ABUSES), SMOKE):
-            with pinned(CLIENT_CORE), _abuser(verifier.address, name):
+            with pinned(CLIENT_CORE), abusing(verifier.address, name):
                 time.sleep(START_S)
-                found[name] = asyncio.run(_measure(verifier.address, sessions, tally, seconds))
+                found[name] = measure(verifier.address, sessions, tally, seconds)
             settings.say(f"{name}: {found[name]}")
             yield _found(found, tally)
 
 
 @contextmanager
-def _abuser(address: str, name: str) -> Iterator[None]:
+def abusing(address: str, name: str) -> Iterator[None]:
+    """Has a tenant of its own process do so, inside."""
     command = [sys.executable, "-m", "benchmarks.reliability.hostile", address, name]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
@@ -71,10 +72,16 @@ def _abuser(address: str, name: str) -> Iterator[None]:
         process.wait()
 
 
+def measure(
+    address: str, sessions: Sequence[RecordedSession], tally: Tally, seconds: float
+) -> dict[str, float]:
+    """Returns the figures of the other tenant's rounds, and adds to `tally` what they met."""
+    return asyncio.run(_measure(address, sessions, tally, seconds))
+
+
 async def _measure(
     address: str, sessions: Sequence[RecordedSession], tally: Tally, seconds: float
 ) -> dict[str, float]:
-    """Returns the figures of the other tenant's rounds."""
     connection, waits_s, num_before = await connect(address), [], len(tally.refusals)
     num_lost = 0
 

@@ -38,7 +38,7 @@ KV_MEMORY, DRAFT_CACHE_MB = "48MiB", "16"
 # gRPC's own pool has a thread more whenever all were busy at once, and one less after a while: 4 or 5 of them here.
 GRPC_POOL = "event_engine"
 MAX_GROWTH = 1.0  # percent an hour
-SETTLE_S = 1.0  # until servers have put away what a client left behind
+SETTLE_S = 3.0  # until servers have put away what a client left behind; an idle daemon frees memory after 2 s
 
 Sample = dict[str, float]
 

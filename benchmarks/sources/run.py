@@ -15,6 +15,9 @@ STAGES: tuple[str, ...] = (
     "fresh",
     "retrieval",
     "staged",
+    "export_shapes",
+    "export_auto",
+    "compare",
 )
 
 

@@ -49,7 +49,7 @@ class ForwardItem:
     returned (0: a prefill chunk whose logits are not needed). With `parents` the last tokens are a tree
     (`outrider.common.tree`): each follows those on its path alone, at the position that it has on it. With `states`, a
     tensor [n, hidden_size], and no tree the first n tokens enter above the first layers, which they were run through
-    before (`backends.partial`).
+    before (`passes.partial`).
     """
 
     sequence: KVSequence

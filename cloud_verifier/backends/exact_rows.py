@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch.nn.functional import linear
 
-from outrider.cloud_verifier.backends.attention import AttentionRule
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.plan import AttentionRule
+from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
+from outrider.cloud_verifier.backends.attention.tiled import TiledPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.cloud_verifier.backends.products.row_plan import (
     ON_CPU,
     ON_GPU,
@@ -22,8 +24,6 @@ from outrider.cloud_verifier.backends.products.row_plan import (
     find_row_plan,
 )
 from outrider.cloud_verifier.backends.products.ways import ProductWay, product_ways
-from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
-from outrider.cloud_verifier.backends.tiled import TiledPlanner
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
 from outrider.kernels.kv_pool import KVPool

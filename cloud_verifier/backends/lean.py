@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import torch
 from torch.nn.functional import gelu, linear, silu
 
-from outrider.cloud_verifier.backends.attention import (
+from outrider.cloud_verifier.backends.attention.plan import (
     AttentionRule,
     Entry,
     ForwardPlan,
@@ -25,10 +25,10 @@ from outrider.cloud_verifier.backends.attention import (
     attend,
     write,
 )
+from outrider.cloud_verifier.backends.decoder import Decoder
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind
 from outrider.cloud_verifier.backends.products.ways import Linear
-from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.common.errors import ModelError
 

@@ -12,18 +12,15 @@ from typing import Any
 import torch
 
 from outrider.cloud_verifier.backends.architectures import check_supported, layer_windows
+from outrider.cloud_verifier.backends.decoder import Decoder
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig, make_decoder_config, with_defaults
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
+from outrider.cloud_verifier.backends.facts import TargetFacts
 from outrider.cloud_verifier.backends.memory import check_weights_fit, kv_pool_bytes
 from outrider.cloud_verifier.backends.model_files import check_model_files
 from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
 from outrider.cloud_verifier.backends.quantised.choice import Quantisation, find_quantisation
-from outrider.cloud_verifier.backends.transformers_backend import (
-    BLOCK_SIZE,
-    Decoder,
-    TargetFacts,
-    TransformersBackend,
-)
+from outrider.cloud_verifier.backends.transformers_backend import BLOCK_SIZE, TransformersBackend
 from outrider.cloud_verifier.backends.weights import Progress, Weights
 from outrider.cloud_verifier.verification.row_kernels import has_device_kernels
 from outrider.common.config.units import show_size

@@ -6,7 +6,8 @@ import logging
 
 import torch
 
-from outrider.cloud_verifier.backends.transformers_backend import Decoder, TargetFacts
+from outrider.cloud_verifier.backends.decoder import Decoder
+from outrider.cloud_verifier.backends.facts import TargetFacts
 from outrider.common.config.units import show_size
 from outrider.common.errors import ModelError
 from outrider.common.models import memory as models

@@ -8,9 +8,9 @@ from typing import SupportsFloat
 import numpy as np
 import torch
 
-from outrider.cloud_verifier.backends.attention import AttentionPlanner
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.backends.packing import PackedSequence
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
 from outrider.common.tree import Tree
@@ -31,7 +31,7 @@ def use_paged_kernel(backend: TransformersBackend, reference: Logits) -> None:
     (`reference`) then differ."""
     planner = backend.planner
     try:
-        from outrider.cloud_verifier.backends.paged import PagedPlanner
+        from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
 
         facts = backend.facts
         num_groups, device = facts.num_heads // facts.num_kv_heads, torch.device(facts.device)

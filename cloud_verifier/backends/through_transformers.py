@@ -7,7 +7,6 @@ import copy
 import importlib
 import inspect
 import logging
-import warnings
 from collections.abc import Iterator, Sized
 from functools import partial
 from pathlib import Path
@@ -16,16 +15,17 @@ from typing import Any
 import torch
 
 from outrider.cloud_verifier.backends.architectures import check_supported
-from outrider.cloud_verifier.backends.attention import ATTENTION_NAME, ForwardPlan, register_attention
+from outrider.cloud_verifier.backends.attention.plan import ATTENTION_NAME, ForwardPlan, register_attention
+from outrider.cloud_verifier.backends.decoder import Decoder
 from outrider.cloud_verifier.backends.memory import check_weights_fit
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, Product
 from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.quantised import four_bit
 from outrider.cloud_verifier.backends.quantised.choice import Quantisation
-from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.common.errors import ModelError
 from outrider.common.process.extras import needs_extra
+from outrider.common.process.quiet_loading import quiet_loading
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,9 @@ def load_through_transformers(
     Raises `ModelError` for an unknown or unsupported model type and for weights that cannot be loaded,
     `MissingExtraError` for quantised ones without the packages that read them.
     """
-    with quiet_transformers():
+    from transformers.utils import logging as hf_logging
+
+    with quiet_loading(hf_logging):
         config = _load_config(directory, config_json)
         config.max_position_embeddings = _max_context(config)
         check_supported(config, config.max_position_embeddings)
@@ -177,24 +179,6 @@ def _module_product(module: Any, weight: torch.Tensor) -> Product:
     if isinstance(forward, partial):  # of `use_linear`
         other.forward = partial(_forward, other, forward.args[1])
     return lambda x: other(x[None])[0]
-
-
-@contextlib.contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Silences progress bars, advice and warnings on stderr while loading, and restores the settings."""
-    from transformers.utils import logging as hf_logging
-
-    verbosity, had_bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        hf_logging.set_verbosity(verbosity)
-        if had_bar:
-            hf_logging.enable_progress_bar()
 
 
 def _load_config(directory: Path, config_json: dict[str, Any]) -> Any:

@@ -2,66 +2,29 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Protocol, cast
+from functools import cached_property, partial
+from typing import cast
 
-import numpy as np
 import torch
 
-from outrider.cloud_verifier.backends.attention import (
-    AttentionPlanner,
-    AttentionRule,
-    Entry,
-    ForwardPlan,
-    PackedRows,
-)
+from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, AttentionRule, ForwardPlan
+from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits, TargetBackend
-from outrider.cloud_verifier.backends.cuda.graphs import graph_rows
 from outrider.cloud_verifier.backends.cuda.pool_changes import PoolChanges
-from outrider.cloud_verifier.backends.packing import PackedSequence, row_positions
-from outrider.cloud_verifier.backends.partial import AheadToken, SkipsLayers, entry_of
-from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPlan, padded_rows
-from outrider.cloud_verifier.backends.products.ways import Linear
-from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
+from outrider.cloud_verifier.backends.decoder import Decoder
+from outrider.cloud_verifier.backends.facts import TargetFacts
+from outrider.cloud_verifier.backends.passes.feeds import Feed, split_feeds
+from outrider.cloud_verifier.backends.passes.making import Pass, indices, pack_rows, prepare_pass, to_device
+from outrider.cloud_verifier.backends.passes.partial import AheadToken, SkipsLayers
+from outrider.cloud_verifier.backends.passes.pool_memory import PoolMemory
+from outrider.cloud_verifier.backends.products.row_plan import RowPlan
 from outrider.cloud_verifier.kv.blocks import BlockManager, BlockTable, BlockUsage
 from outrider.cloud_verifier.verification.staging import Staging
-from outrider.common.models.memory import kv_token_bytes
 from outrider.common.tree import Tree, is_chain
-from outrider.kernels.kv_pool import KVPool
 
 BLOCK_SIZE = 16
-
-
-@dataclass(frozen=True, slots=True)
-class TargetFacts:
-    """Holds what is known of a loaded model: its sizes, limits and identity."""
-
-    num_tokens: int
-    vocab_size: int
-    max_context: int
-    dtype: str
-    device: str
-    model_id: str
-    fingerprint: str
-    tokenizer_fingerprint: str
-    eos_token_ids: tuple[int, ...]
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    windows: tuple[int | None, ...]  # of each layer: tokens that it attends over, None: all
-    files_fingerprint: str  # of the directory; `fingerprint` is equal where the text is
-    quantisation: str = ""  # "nf4", "fp4" or "fp8": of the weights, or of their files; "": none
-    has_fp8_kv: bool = False  # keys and values are kept in FP8 (`kernels.fp8`), else in `dtype`
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Returns the bytes of one token's keys and values over all layers."""
-        number_bytes = None if self.has_fp8_kv else int(getattr(torch, self.dtype).itemsize)
-        return kv_token_bytes(self.num_layers, self.num_kv_heads, self.head_dim, number_bytes)
 
 
 @dataclass(eq=False, slots=True)
@@ -75,110 +38,6 @@ class PagedSequence:
     def length(self) -> int:
         """Returns the number of tokens in KV."""
         return self.table.length
-
-
-@dataclass(slots=True)
-class Feed:
-    """Holds tokens of one sequence that a pass feeds, after `past` tokens of it."""
-
-    table: BlockTable
-    past: int
-    token_ids: Sequence[int]
-    num_logit_rows: int
-    tree: Tree | None = None  # the last tokens, where they are one
-    states: torch.Tensor | None = None  # of the first tokens, where they enter above the first layers
-
-    @property
-    def below(self) -> Feed:
-        """Returns those of its tokens that run through the first layers too."""
-        num_known = 0 if self.states is None else len(self.states)
-        return Feed(self.table, self.past + num_known, self.token_ids[num_known:], 0, self.tree)
-
-    @property
-    def positions(self) -> list[int]:
-        """Returns the position of each token: of a node that on its path."""
-        return row_positions(self.past, len(self.token_ids), self.tree)
-
-
-@dataclass(slots=True)
-class Pass:
-    """Holds the rows that a decoder is given at once."""
-
-    token_ids: torch.Tensor  # [num_rows]
-    positions: torch.Tensor  # [num_rows]
-    rows: torch.Tensor | None  # whose logits are computed; None: all
-    plan: ForwardPlan
-    num_rows: int  # of logits that are wanted, the first
-    num_fed: int  # tokens, the first rows
-
-
-def split_feeds(feeds: Sequence[Feed], most: int) -> Iterator[list[Feed]]:
-    """Yields passes of at most `most` tokens, in packed order: earlier tokens of a sequence come first. A tree, of
-    at most so many nodes, stays whole."""
-    passed: list[Feed] = []
-    room = most
-    for feed in feeds:
-        start, num_nodes = 0, len(feed.tree or ())
-        while (num_left := len(feed.token_ids) - start) > 0:
-            count = min(room, num_left)
-            if num_left - count < num_nodes and count < num_left:
-                count = min(room, num_left - num_nodes)
-            part = feed.token_ids[start : start + count]
-            num_left -= count
-            if part:
-                num_logit_rows = min(count, max(0, feed.num_logit_rows - num_left))
-                tree = None if num_left else feed.tree
-                states = None if feed.states is None else feed.states[start : start + count]
-                passed.append(Feed(feed.table, feed.past + start, part, num_logit_rows, tree, states))
-            start += count
-            room -= count
-            if room == 0 or not part:
-                yield passed
-                passed, room = [], most
-    if passed:
-        yield passed
-
-
-class Decoder(Protocol):
-    """Computes the model itself: packed tokens in, logits out."""
-
-    is_of_transformers: bool  # its code is transformers', not ours
-    writes_padding: bool  # rows that pad a step are a sequence like others, whose KV is in the spare block
-
-    @property
-    def num_weight_bytes(self) -> int:
-        """Returns the bytes of all weights."""
-
-    def matrix_kinds(self) -> list[MatrixKind]:
-        """Returns every kind of matrix whose product a forward takes, each once.
-
-        Raises `ModelError` where a parameter is multiplied in a way that is not known.
-        """
-
-    def use_exact_rows(self) -> None:
-        """Leaves out, from now on, what gives a row other bits by its place or the number of rows."""
-
-    def use_linear(self, linear: Linear) -> None:
-        """Multiplies all matrices by `linear` from now on, those of `matrix_kinds` too; what is kept of other products
-        or settings of the library (captured graphs) is dropped.
-
-        Raises `ModelError` where a matrix is multiplied by other code. With torch's own `linear` all is as at first.
-        """
-
-    def __call__(
-        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
-    ) -> torch.Tensor:
-        """Returns logits [rows, vocab_size] of the selected rows, all where `rows` is None.
-
-        `token_ids` and `positions` are int64 [num_rows], or int32 where the decoder writes padding. Keeps in
-        `plan.features` what `plan.feature_layers` ask for.
-        """
-
-    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Returns the input embeddings [n, hidden_size] of ids [n]."""
-
-    def score(self, features: torch.Tensor) -> torch.Tensor:
-        """Returns logits [n, vocab_size] of states after the final norm [n, hidden_size]."""
 
 
 class TransformersBackend(TargetBackend):
@@ -208,10 +67,6 @@ class TransformersBackend(TargetBackend):
         self.feature_layers: tuple[int, ...] = ()
         # Of the last forward, by layer, each [tokens fed, hidden_size].
         self.features: dict[int, torch.Tensor] = {}
-        # Of all layers, [layers, num_blocks, block_size, kv_heads, ...]: rows of keys and of values, and their scales.
-        self._pools: list[torch.Tensor] = []
-        self._key_pools: list[KVPool] = []  # views of them, per layer
-        self._value_pools: list[KVPool] = []
         # What a step sends to the device, in one copy; None: nothing is sent.
         is_sent = decoder.writes_padding or facts.device != "cpu"
         self.inputs = Staging(torch.device(facts.device)) if is_sent else None
@@ -221,12 +76,12 @@ class TransformersBackend(TargetBackend):
         self.max_context = min(facts.max_context, num_blocks * block_size)
         self.has_trees = True  # trees have the bits of the chains that they stand for, where rows are exact
         self.decoder = decoder
-        self._device = torch.device(facts.device)
+        self.memory = PoolMemory(facts, num_blocks, block_size)
+        self._changes = PoolChanges()
         dtype = getattr(torch, facts.dtype)
-        self.clear_kv()
         num_groups = facts.num_heads // facts.num_kv_heads
         self.planner: AttentionPlanner = SdpaPlanner(
-            block_size, self.max_context, num_groups, dtype, self._device
+            block_size, self.max_context, num_groups, dtype, self.memory.device
         )
 
     def use_decoder(self, decoder: Decoder) -> None:
@@ -235,19 +90,9 @@ class TransformersBackend(TargetBackend):
 
     def clear_kv(self) -> None:
         """Allocates fresh memory for the pool: what was written before is never read again."""
-        facts, blocks = self.facts, self.blocks
-        assert blocks.num_free == blocks.num_blocks, "the KV of open sequences would be lost"
-        num_blocks = blocks.num_blocks + 1  # the last is the spare one
-        heads = (facts.num_layers, num_blocks, blocks.block_size, facts.num_kv_heads)
-        shape, dtype = (*heads, facts.head_dim), getattr(torch, facts.dtype)
+        assert self.blocks.num_free == self.blocks.num_blocks, "the KV of open sequences would be lost"
         self._changes = PoolChanges()
-        self._pools, self._key_pools, self._value_pools = [], [], []  # the old go before the new ones come
-        for pools in (self._key_pools, self._value_pools):
-            rows = _zeros(shape, torch.uint8 if facts.has_fp8_kv else dtype, self._device)
-            scales = _zeros(heads, torch.float16, self._device) if facts.has_fp8_kv else None
-            self._pools += [rows] if scales is None else [rows, scales]
-            for layer in range(facts.num_layers):
-                pools.append(KVPool(rows[layer], None if scales is None else scales[layer], dtype))
+        self.memory.renew()
 
     @property
     def num_kv_tokens(self) -> int:
@@ -306,8 +151,8 @@ class TransformersBackend(TargetBackend):
             fed = list(self.blocks.slots(table, start, table.length))
             self._changes.move(self.blocks.slots(table, start, length), [fed[node] for node in nodes])
             if self.inputs is None:  # else with the next forward, before anybody writes or reads there
-                self._changes.stage(self._tensor)
-                self._changes.make(self._pools)
+                self._changes.stage(partial(to_device, self))
+                self._changes.make(self.memory.tensors)
         self.blocks.truncate(table, length)
 
     def fork(self, sequence: KVSequence) -> PagedSequence:
@@ -332,8 +177,8 @@ class TransformersBackend(TargetBackend):
         num_blocks = len(table.block_ids)
         self._changes.copy(self.blocks.reserve(table, num_tokens))
         self._changes.clear(table.block_ids[num_blocks:])
-        self._changes.stage(self._tensor)
-        self._changes.make(self._pools)
+        self._changes.stage(partial(to_device, self))
+        self._changes.make(self.memory.tensors)
         return True
 
     def release_reserved(self, sequence: KVSequence) -> None:
@@ -348,7 +193,7 @@ class TransformersBackend(TargetBackend):
 
         Returns the states [tokens, hidden_size] after those of the layers that are below `entry_layer`, and logits
         [tokens, vocab_size] after all of them. The KV of the tokens before each of them, in the layers given, must be
-        there. See `backends.partial`.
+        there. See `passes.partial`.
         """
         decoder = cast(SkipsLayers, self.decoder)  # `heads.early_exit` is made for no other
         most = len(tokens) if self.row_plan is None else self.row_plan.most
@@ -359,7 +204,7 @@ class TransformersBackend(TargetBackend):
                 Feed(_table(each.sequence), each.sequence.length + each.offset, [each.token_id], 1)
                 for each in part
             ]
-            rows = self._pack(feeds)
+            rows = pack_rows(self, feeds)
             run = decoder.run_some(rows, layers, self.entry_layer)
             self._count(rows.plan)
             found.append([each[: len(part)] for each in run])
@@ -431,43 +276,17 @@ class TransformersBackend(TargetBackend):
         parts = [feeds] if self.row_plan is None else split_feeds(feeds, self.row_plan.most)
         if self.inputs is not None:
             self.inputs.start()
-        prepared = [self._prepare(part) for part in parts]
-        self._changes.stage(self._indices)
+        prepared = [prepare_pass(self, part) for part in parts]
+        self._changes.stage(partial(indices, self))
         if self.inputs is not None:
             self.inputs.send()
-        self._changes.make(self._pools)
+        self._changes.make(self.memory.tensors)
         passes, features = zip(*map(self._pass, prepared), strict=True)
         logits = passes[0] if len(passes) == 1 else torch.cat(passes)
         self.features = features[0]
         if len(features) > 1:
             self.features = {layer: torch.cat([each[layer] for each in features]) for layer in features[0]}
         return cast(Logits, logits) if self.has_device_logits else logits.cpu().numpy()
-
-    def _prepare(self, feeds: Sequence[Feed]) -> Pass:
-        """Returns a packed pass. Its tensors have their values once the step's inputs are sent."""
-        token_ids: list[int] = []
-        positions: list[int] = []
-        rows: list[int] = []
-        for feed in feeds:
-            token_ids.extend(feed.token_ids)
-            positions.extend(feed.positions)
-            rows.extend(range(len(token_ids) - feed.num_logit_rows, len(token_ids)))
-        num_rows, num_fed = len(rows), len(token_ids)
-        num_padding, num_scored = self._fit(num_fed) - num_fed, self._fit(num_rows, is_head=True)
-        num_packed = num_fed + num_padding
-        is_every_row = num_rows == num_fed and num_scored == num_packed
-        if num_padding and self.decoder.writes_padding:
-            feeds = [*feeds, self._padding(num_padding)]
-        token_ids.extend([0] * num_padding)
-        positions.extend(range(num_padding))
-        rows.extend([rows[-1] if rows else 0] * (num_scored - num_rows))
-        if self.inputs is not None:
-            self.inputs.start_pass()
-        packed = self._integers(token_ids), self._integers(positions)
-        plan = self._plan(feeds, num_packed if self.decoder.writes_padding else num_fed)
-        selected = None if is_every_row else self._integers(rows)
-        plan.entry = self._entry(feeds)
-        return Pass(*packed, selected, plan, num_rows, num_fed)
 
     def _pass(self, prepared: Pass) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         """Returns float32 logits of one packed pass, and its features."""
@@ -479,88 +298,12 @@ class TransformersBackend(TargetBackend):
         features = {layer: plan.features[layer][: prepared.num_fed].clone() for layer in self.feature_layers}
         return logits[: prepared.num_rows].float(), features
 
-    def _entry(self, feeds: Sequence[Feed]) -> Entry | None:
-        """Returns how the rows of a pass enter; None where all begin with the first layer."""
-        states = [feed.states for feed in feeds]
-        if all(each is None for each in states):
-            return None
-        below = [feed.below for feed in feeds if len(feed.below.token_ids)]
-        packed = self._pack(below) if below else None
-        return entry_of([len(feed.token_ids) for feed in feeds], states, self.entry_layer, packed)
-
-    def _pack(self, feeds: Sequence[Feed]) -> PackedRows:
-        """Returns the rows of a run of some layers. For decoders that write no padding."""
-        token_ids = [token_id for feed in feeds for token_id in feed.token_ids]
-        positions = [position for feed in feeds for position in feed.positions]
-        plan, num_padding = self._plan(feeds, len(token_ids)), self._fit(len(token_ids)) - len(token_ids)
-        token_ids += [0] * num_padding
-        positions += range(num_padding)
-        return PackedRows(self._tensor(token_ids), self._tensor(positions), plan)
-
     def _count(self, plan: ForwardPlan) -> None:
         """Counts the KV that a run wrote, by layer."""
         for layer in plan.rules_seen:
             self.num_kv_rows[layer] += plan.num_rows
         if plan.entry is not None and plan.entry.below is not None:
             self._count(plan.entry.below.plan)
-
-    def _fit(self, num_rows: int, *, is_head: bool = False) -> int:
-        """Returns the rows with which products of `num_rows` rows are run: here alone a step is padded."""
-        if self.row_plan is not None and num_rows:
-            return self.row_plan.fit(num_rows)
-        if self.decoder.writes_padding:
-            return num_rows if is_head else graph_rows(num_rows)
-        return padded_rows(num_rows) if self._device.type == "cpu" else num_rows
-
-    def _padding(self, num_rows: int) -> Feed:
-        """Returns rows of a sequence whose blocks are all the spare one."""
-        num_blocks = -(-num_rows // self.blocks.block_size)
-        table = BlockTable(block_ids=[self.blocks.num_blocks] * num_blocks, length=num_rows)
-        return Feed(table, 0, [0] * num_rows, 0)
-
-    def _plan(self, feeds: Sequence[Feed], num_rows: int) -> ForwardPlan:
-        sequences, start = [], 0
-        writes: list[Iterable[int]] = []
-        for feed in feeds:
-            table, num_fed = feed.table, len(feed.token_ids)
-            length = feed.past + num_fed
-            writes.append(self.blocks.slots(table, feed.past, length))
-            sequences.append(
-                PackedSequence(start, num_fed, length, table.block_ids, table.is_contiguous, feed.tree)
-            )
-            start += num_fed
-        write = writes[0] if len(writes) == 1 else [slot for slots in writes for slot in slots]
-        slots = self._slots(write)
-        attention = self.planner.plan(sequences)
-        is_fixed = self.inputs is not None and self.inputs.is_fixed
-        pools = self._key_pools, self._value_pools
-        return ForwardPlan(*pools, slots, attention, num_rows, is_fixed, feature_layers=self.feature_layers)
-
-    def _slots(self, slots: Iterable[int]) -> slice | torch.Tensor:
-        if isinstance(slots, range) and not self.decoder.writes_padding:
-            return slice(slots.start, slots.stop)
-        return self._integers(list(slots))
-
-    def _integers(self, values: Sequence[int]) -> torch.Tensor:
-        """Returns integers that a decoder reads: int64, or int32 where it writes padding."""
-        if self.inputs is not None and self.decoder.writes_padding:
-            return self.inputs.add(np.array(values, np.int32))
-        return self._indices(values)
-
-    def _indices(self, values: Sequence[int]) -> torch.Tensor:
-        """Returns int64 of a step on the device, once its inputs are sent."""
-        return self._tensor(values) if self.inputs is None else self.inputs.add(np.array(values, np.int64))
-
-    def _tensor(self, values: Any) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Returns zeros. On a CPU they come from the operating system, page by page as they are written to."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(np.zeros(num_bytes, np.uint8)).view(dtype).view(shape)
 
 
 def _tree(parents: Sequence[int]) -> Tree | None:

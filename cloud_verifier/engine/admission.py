@@ -15,13 +15,16 @@ from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
+from outrider.cloud_verifier.verification.grammars import GrammarStore, TooManyGrammarsError
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
+from outrider.common.grammar.vocabulary import FIELD
 from outrider.common.tree import Tree, has_path, is_chain, nodes_along, supports_by_row
 from outrider.common.types import (
     CancelRequest,
     Closed,
     CloseRequest,
     GenerateRequest,
+    Grammar,
     ModelInfo,
     OpenRequest,
     RoundError,
@@ -40,13 +43,22 @@ class Admission:
     """Decides what becomes of a job: an answer now, a place in its session's queue, or work."""
 
     def __init__(
-        self, sessions: SessionManager, backlog: Backlog, model: ModelInfo, observer: EngineObserver
+        self,
+        sessions: SessionManager,
+        backlog: Backlog,
+        model: ModelInfo,
+        observer: EngineObserver,
+        grammars: GrammarStore | None,
+        resubmit: Callable[[Job], object],
     ) -> None:
+        """`resubmit` is called with a job whose grammar is compiled now, on another thread."""
         self.is_draining = False  # no new sessions
         self._sessions = sessions
         self._backlog = backlog
         self._model = model
         self._observer = observer
+        self._grammars, self._resubmit = grammars, resubmit
+        self._compiling: dict[tuple[str, bytes], Job] = {}  # the openings that wait for their grammar
 
     def admit(self, job: Job) -> Work | SessionResponse | None:
         """Returns the work that the job becomes, or its answer. None: it is queued, or wants no answer.
@@ -70,6 +82,11 @@ class Admission:
     # -------------------------------------------------------------------------------------- opening
 
     def _admit_open(self, job: Job, request: OpenRequest) -> Work | SessionResponse | None:
+        if job.is_compiled:
+            key = job.tenant, request.session_id
+            if self._compiling.get(key) is not job:
+                return None  # it was answered meanwhile
+            del self._compiling[key]
         session = self._sessions.get(job.tenant, request.session_id)
         if session is not None:
             if session.running is not None:
@@ -82,6 +99,11 @@ class Admission:
             validation.check_open(request, self._model)
         except InvalidFieldError as error:
             return _field_error(request.round_id, error)
+        if request.sampling.grammar is not None:
+            compiled = self._compiled(job, request, request.sampling.grammar)
+            if not isinstance(compiled, OpenRequest):
+                return compiled
+            request = compiled
         if session is None and (limit := self._sessions.make_room(job.tenant)):
             self._observer.on_refused("sessions")
             return _refusal(request.round_id, Refusal("sessions", f"{limit} are busy", FULL_RETRY_MS))
@@ -90,6 +112,37 @@ class Admission:
         eos_token_ids = () if request.ignore_eos else self._model.eos_token_ids
         stop_ids = frozenset((*eos_token_ids, *request.stop_token_ids))
         return Work(self._sessions.open(job.tenant, request, stop_ids), job, request)
+
+    def _compiled(
+        self, job: Job, request: OpenRequest, grammar: Grammar
+    ) -> OpenRequest | SessionResponse | None:
+        """Returns the opening with its compiled grammar, or an answer; None where the grammar is being compiled."""
+        if self._grammars is None:
+            fix = "install its extra `structured`, and start it with --max-grammar-bytes above 0"
+            error = UnimplementedFieldError(FIELD, f"this verifier takes no grammars: {fix}")
+            return _field_error(request.round_id, error)
+
+        def on_ready() -> None:
+            job.is_compiled = True
+            self._resubmit(job)
+
+        try:
+            found = self._grammars.get(job.tenant, grammar, on_ready)
+        except TooManyGrammarsError as error:
+            self._observer.on_refused("waiting")
+            return _refusal(request.round_id, Refusal("waiting", str(error), FULL_RETRY_MS))
+        if found is None:
+            self._cancel_compiling((job.tenant, request.session_id), "a newer opening of the session came")
+            self._compiling[job.tenant, request.session_id] = job
+            return None
+        if isinstance(found, InvalidFieldError):
+            return _field_error(request.round_id, found)
+        return replace(request, sampling=replace(request.sampling, grammar=found))
+
+    def _cancel_compiling(self, key: tuple[str, bytes], message: str) -> None:
+        """Answers an opening that waits for its grammar, if there is one."""
+        if (job := self._compiling.pop(key, None)) is not None:
+            job.reply(RoundError(job.round_id, RoundErrorCode.CANCELLED, message))
 
     # --------------------------------------------------------------------------------------- rounds
 
@@ -184,6 +237,9 @@ class Admission:
             self._sessions.end_generation(session)
 
     def _disconnect(self, job: Job) -> None:
+        opening = self._compiling.get((job.tenant, job.session_id))
+        if opening is not None and opening.call is job.call:
+            self._cancel_compiling((job.tenant, job.session_id), _CALL_IS_OVER)
         session = self._sessions.get(job.tenant, job.session_id)
         if session is None:
             return
@@ -195,6 +251,7 @@ class Admission:
             self._sessions.end_opening(session, _CALL_IS_OVER)
 
     def _close(self, job: Job) -> Closed:
+        self._cancel_compiling((job.tenant, job.session_id), _IS_CLOSED)
         session = self._sessions.get(job.tenant, job.session_id)
         if session is None:
             return Closed(was_open=False, position=0)

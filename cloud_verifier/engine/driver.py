@@ -9,7 +9,9 @@ the loop need not.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
 from outrider.cloud_verifier.engine.engine import Engine
@@ -45,6 +47,7 @@ class EngineDriver:
     def start(self) -> None:
         """Steps from now on."""
         self._engine.on_job = self._hurry
+        self._engine.call_there = self._call_there
         self._engine.is_running = True
         self._plan(False)
 
@@ -57,6 +60,10 @@ class EngineDriver:
         if self._step is not None:
             await asyncio.wait((asyncio.wrap_future(self._step),))
         self._pool.shutdown()
+
+    def _call_there(self, function: Callable[[], object]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self._loop.call_soon_threadsafe(function)
 
     def _hurry(self) -> None:
         """Plans a step for the next turn of the loop, as there is a job, unless one runs already."""

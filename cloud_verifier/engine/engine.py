@@ -18,7 +18,7 @@ from outrider.cloud_verifier.backends.base import KVExhausted, TargetBackend
 from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.admission import Admission
 from outrider.cloud_verifier.engine.backlog import Backlog
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import Awaited, MakeRows, RoundFinisher, awaited, make_rows
 from outrider.cloud_verifier.engine.gathering import Gathering, SessionKey
 from outrider.cloud_verifier.engine.job import Job
@@ -26,6 +26,7 @@ from outrider.cloud_verifier.engine.observe import EngineObserver, memory_use
 from outrider.cloud_verifier.engine.scheduler import FairQueue, Plan, Scheduler
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.cloud_verifier.verification.rows import ProcessedRows
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.types import GenerateRequest, MemoryUse, ModelInfo, Progress, VerifyRequest
@@ -73,6 +74,7 @@ class Engine:
         model: ModelInfo,
         *,
         drafter: CoLocatedDrafter | None = None,
+        grammars: GrammarStore | None = None,
         max_step_tokens: int = 512,
         prefill_chunk_tokens: int = 32,
         queue_limits: QueueLimits | None = None,
@@ -82,7 +84,8 @@ class Engine:
         clock: Clock = SYSTEM_CLOCK,
         make_rows: MakeRows = make_rows,
     ) -> None:
-        """`tenant_max_sessions` of 0 is no limit of its own. `clock` is what `Job.arrival_ns` counts by.
+        """The engine closes `drafter` and `grammars`; without the latter no session has a grammar.
+        `tenant_max_sessions` of 0 is no limit of its own. `clock` is what `Job.arrival_ns` counts by.
         `make_rows` reads the logits of a `backend` without staging."""
         self.backend = backend
         self.model = model
@@ -91,7 +94,10 @@ class Engine:
         self.observer = EngineObserver(clock=clock)
         self.backlog = Backlog(queue_limits or QueueLimits(), max_step_tokens, prefill_chunk_tokens, clock)
         self.sessions = SessionManager(backend, self.observer, model.limits, tenant_max_sessions, clock)
-        self.admission = Admission(self.sessions, self.backlog, model, self.observer)
+        self.grammars = grammars
+        self.admission = Admission(
+            self.sessions, self.backlog, model, self.observer, grammars, self._submit_later
+        )
         self.num_steps = 0
         self._scheduler = Scheduler(max_step_tokens, prefill_chunk_tokens)
         self._finisher = RoundFinisher(self.sessions, model, self.backlog, self.observer, clock, make_rows)
@@ -109,6 +115,8 @@ class Engine:
         self._gathering = Gathering()
         self.is_running = False  # somebody calls `step` whenever there is work
         self.on_job: Callable[[], None] | None = None  # called after each `submit`
+        # Calls a function where jobs are submitted: on an event loop, where one drives the engine. Any thread.
+        self.call_there: Callable[[Callable[[], object]], object] = lambda function: function()
 
     # --------------------------------------------------------------------- at any time, during a step too
 
@@ -119,8 +127,13 @@ class Engine:
         if self.on_job is not None:
             self.on_job()
 
+    def _submit_later(self, job: Job) -> None:
+        self.call_there(lambda: self.submit(job))
+
     def close(self) -> None:
-        """Ends the co-located draft, if any."""
+        """Ends the co-located draft and the compiling of grammars, if any."""
+        if self.grammars is not None:
+            self.grammars.close()
         if self.drafter is not None:
             self.drafter.close()
 

@@ -36,6 +36,7 @@ class Job:
     tenant: str = DEFAULT_TENANT
     ticket: AdmissionTicket | None = None  # of a round that the backlog admitted when it arrived
     call: object = None  # that the request came by: the same object for all requests of a call
+    is_compiled: bool = False  # an opening that waited for its grammar
 
     @property
     def num_tokens(self) -> int:

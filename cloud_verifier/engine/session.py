@@ -30,6 +30,7 @@ from outrider.common.types import (
 )
 
 MAX_STORED_REPLIES = 32
+MASKS_BUDGET_S = 0.05  # for the masks of one round; those of a usual schema take 20 microseconds each
 MAX_STORED_ENTRIES = 4096  # log-probabilities and candidates in them: the replies themselves are small
 
 
@@ -103,9 +104,14 @@ class Session:
     def current_history(self) -> History:
         """Returns what the processors need of the sequence as it is now."""
         if self.history is None:
-            self.history = History(self.opening.sampling, self.prompt_ids)
+            self.history = History(self.opening.sampling, self.prompt_ids, grammar_budget_s=MASKS_BUDGET_S)
         self.history.follow(self.chain, self.opening.num_prompt_tokens)
         return self.history
+
+    def begin_round(self) -> None:
+        """Gives the masks of the session's grammar, if any, the time of one more round."""
+        if self.history is not None and self.history.grammar is not None:
+            self.history.grammar.begin_round()
 
     def stored_reply(self, request: VerifyRequest) -> SessionResponse | None:
         """Returns the answer to a round seen before, or None for a new one (docs/protocol.md, "A round").

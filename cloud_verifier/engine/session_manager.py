@@ -17,6 +17,8 @@ from outrider.cloud_verifier.engine.session import Session
 from outrider.cloud_verifier.engine.work import Work
 from outrider.common.alignment import TokenChain
 from outrider.common.clock import Clock
+from outrider.common.grammar.state import GrammarLimitError
+from outrider.common.grammar.vocabulary import FIELD
 from outrider.common.types import (
     GeneratedTokens,
     GenerateRequest,
@@ -265,17 +267,26 @@ class SessionManager:
         """Runs what concerns one job: an exception ends the job's session, and neither another nor the step."""
         try:
             yield
+        except GrammarLimitError as error:
+            log.info("a session ends: %s", error)
+            self.fail(job, RoundErrorCode.INVALID, str(error), FIELD)
         except Exception:
             log.exception("a %s failed, and its session ends", type(job.request).__name__)
             self.fail(job)
 
-    def fail(self, job: Job) -> None:
-        """Answers `job` with an internal error and ends its session, whose KV may hold anything. Jobs that
-        wait for the session are released: each gets an answer of its own."""
+    def fail(
+        self,
+        job: Job,
+        code: RoundErrorCode = RoundErrorCode.INTERNAL,
+        message: str = INTERNAL_MESSAGE,
+        field: str = "",
+    ) -> None:
+        """Answers `job` with an error and ends its session, whose KV may hold anything. Jobs that wait for the session
+        are released: each gets an answer of its own."""
         session = self._sessions.get((job.tenant, job.session_id))
         running = None if session is None else session.running
         for each in (job,) if running in (None, job) else (job, running):
-            each.reply(RoundError(each.round_id, RoundErrorCode.INTERNAL, INTERNAL_MESSAGE))
+            each.reply(RoundError(each.round_id, code, message, field))
         if session is not None:
             self.free(session, is_wrong=True)
             self.forget(session)

@@ -2,7 +2,7 @@
 
 LayerSkip (Elhoushi et al. 2024, arXiv 2404.16710) drafts by the first layers of a target that was trained for it; Draft
 & Verify (Zhang et al. 2023, arXiv 2309.08168) leaves out layers of any target. There are no weights: what is drafted is
-run ahead of the forward that verifies it, which goes on from the states after the first layers (`backends.partial`).
+run ahead of the forward that verifies it, which goes on from the states after the first layers (`passes.partial`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from outrider.cloud_verifier.backends.base import KVSequence
-from outrider.cloud_verifier.backends.partial import AheadToken, SkipsLayers
+from outrider.cloud_verifier.backends.passes.partial import AheadToken, SkipsLayers
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.heads.directory import HeadDirectory
 from outrider.common.types import EARLY_EXIT, Draft, SamplingParams

@@ -107,10 +107,14 @@ class BlockManager:
         """Returns the number of blocks registered in the prefix cache and held by no table."""
         return self._prefixes.num_idle
 
+    def match(self, tenant: str, token_ids: Sequence[int]) -> list[int]:
+        """Returns the blocks of the tenant's longest cached prefix of `token_ids`, in whole blocks; holds none."""
+        return self._prefixes.match(tenant, token_ids)
+
     def new_table(self, tenant: str = "", token_ids: Sequence[int] = ()) -> BlockTable:
         """Returns a table with the tenant's cached blocks of `token_ids`, for all but the last token at most."""
         table = BlockTable(tenant)
-        for block_id in self._prefixes.match(tenant, token_ids[: max(0, len(token_ids) - 1)]):
+        for block_id in self.match(tenant, token_ids[: max(0, len(token_ids) - 1)]):
             self._hold(block_id)
             self._push(table, block_id)
         table.length = len(table.block_ids) * self.block_size

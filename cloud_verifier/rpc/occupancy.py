@@ -64,7 +64,8 @@ def num_ids_of(request: SessionRequest) -> int:
         case OpenRequest(sampling=sampling):
             num_word_ids = sum(1 + len(word) for word in sampling.bad_words)
             num_others = len(request.stop_token_ids) + 2 * len(sampling.logit_bias)
-            return len(request.token_ids) + num_word_ids + num_others
+            num_grammar_ids = 0 if sampling.grammar is None else len(sampling.grammar.text) // 8
+            return len(request.token_ids) + num_word_ids + num_others + num_grammar_ids
         case GenerateRequest():
             return len(request.committed_tokens)
         case _:

@@ -7,7 +7,6 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -24,15 +23,13 @@ from outrider.cloud_verifier.config import (
 from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
 from outrider.common.config.arguments import VerbParser
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
-from outrider.common.config.units import parse_size
 from outrider.common.errors import ModelError, OutriderError, UsageError
 from outrider.common.printable import one_line
-from outrider.common.process.extras import MissingExtraError, needs_extra
+from outrider.common.process.extras import needs_extra
 from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
-    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
     from outrider.cloud_verifier.server.entrance import Entrance
     from outrider.cloud_verifier.server.server import VerifierServer
 
@@ -126,28 +123,11 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
 
 def load_server(config: ServeConfig, kv_bytes: int | None, entrance: Entrance) -> VerifierServer:
     """Returns the server of the target and the draft that `config` names. Raises `ModelError`."""
-    from outrider.cloud_verifier.backends.loading import load_target
-    from outrider.cloud_verifier.server.load_progress import LoadProgress
+    from outrider.cloud_verifier.server.loading import create_grammars, load_models
     from outrider.cloud_verifier.server.server import VerifierServer
-    from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 
-    with ThreadPoolExecutor(1) as beside, LoadProgress(config.target.name) as progress:
-        kernels = beside.submit(load_row_kernels)  # much of it while torch computes
-        backend = load_target(
-            config.target,
-            device=config.device,
-            dtype=config.dtype,
-            kv_dtype=config.kv_dtype,
-            quantize=parse_quantize(config.quantize),
-            kv_bytes=kv_bytes,
-            step_tokens=config.max_step_tokens,
-            num_threads=config.num_threads,
-            exact_rows=config.exact_rows,
-            on_progress=progress,
-        )
-        drafter = create_drafter(config, backend)
-        kernels.result()
-    return VerifierServer(backend, config, drafter, entrance)
+    backend, drafter = load_models(config, kv_bytes)
+    return VerifierServer(backend, config, drafter, entrance, grammars=create_grammars(config, backend))
 
 
 def describe_target(backend: TransformersBackend) -> str:
@@ -185,48 +165,6 @@ def check_directories(config: ServeConfig) -> None:
         if not Path(path).is_dir():
             hint = "`python -m outrider.training.heads` makes one"
             raise UsageError(f"--heads {path}: there is no such directory: {hint}")
-
-
-def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocatedDrafter | None:
-    """Returns what drafts for co-located generation: the draft of `--draft`, unless it is off or the default one cannot
-    be loaded (no onnxruntime, say), the heads of `--heads`, lookahead. None where there is nothing.
-
-    Raises `ModelError` for what the user named and cannot be loaded, `IncompatibleError` for a draft with another
-    tokenizer and heads of another target.
-    """
-    if config.draft_dir is None and not config.heads and not config.lookahead:
-        return None
-    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter, load_draft
-    from outrider.cloud_verifier.heads.source import DraftSource
-
-    sources: list[DraftSource] = []
-    if config.heads:
-        from outrider.cloud_verifier.heads.loading import load_heads
-
-        sources += load_heads([Path(each) for each in config.heads], backend)
-    if config.lookahead:
-        from outrider.cloud_verifier.heads.lookahead import Lookahead
-
-        sources.append(Lookahead(backend))
-    draft = None
-    if config.draft_dir is not None:
-        try:
-            draft = load_draft(
-                config.draft_strategy,
-                config.draft_dir,
-                backend.tokenizer_fingerprint,
-                num_threads=config.draft_threads,
-                is_deferred=not config.draft and config.draft_strategy == "model",  # the embedded one
-            )
-        except (ModelError, MissingExtraError) as error:
-            if config.draft:
-                raise
-            log.warning("no co-located draft: %s", error)
-    if draft is None and not sources:
-        return None
-    return CoLocatedDrafter(
-        draft, sources, max_kv_bytes=parse_size(config.draft_kv_memory, "--draft-kv-memory")
-    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from outrider.common.process.version import own_version
 from outrider.common.types import PROTOCOL_VERSION, Limits, ModelInfo
 
 if TYPE_CHECKING:  # it imports the draft's code
-    from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+    from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 
 
 def make_model_info(
@@ -18,6 +18,8 @@ def make_model_info(
     config: ServeConfig,
     drafter: CoLocatedDrafter | None = None,
     labels: tuple[str, ...] = (),
+    *,
+    has_grammars: bool = False,
 ) -> ModelInfo:
     """Returns what this verifier answers to `Describe`. `labels` are added to those of `config`."""
     limits = Limits(
@@ -28,6 +30,7 @@ def make_model_info(
         session_idle_ttl_ms=int(config.session_idle_ttl_s * 1000),
         max_sampling_ids=config.max_sampling_ids,
         max_tree_nodes=min(config.max_tree_nodes, backend.max_tree_nodes),
+        max_grammar_bytes=config.max_grammar_bytes if has_grammars else 0,
     )
     own_labels = (f"min-forward-ms={config.min_forward_ms:g}",) if config.min_forward_ms else ()
     return ModelInfo(

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING
 
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.driver import EngineDriver
-from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.rpc.service import VerifierService
 from outrider.cloud_verifier.rpc.tracing import create_round_tracer
 from outrider.cloud_verifier.security.authenticator import AccessError
 from outrider.cloud_verifier.server.addresses import ADMIN_OFF, check_addresses
 from outrider.cloud_verifier.server.admin import AdminServer
 from outrider.cloud_verifier.server.entrance import Entrance
-from outrider.cloud_verifier.server.model_info import make_model_info
+from outrider.cloud_verifier.server.loading import create_engine
 from outrider.cloud_verifier.server.supervision import Supervision
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.process.memory import give_back
 
@@ -51,24 +51,14 @@ class VerifierServer:
         drafter: CoLocatedDrafter | None = None,
         entrance: Entrance | None = None,
         labels: tuple[str, ...] = (),
+        grammars: GrammarStore | None = None,
     ) -> None:
-        """`drafter`, closed with the server, makes co-located generation possible. `entrance`, closed with it too,
-        is made from `config` where none is given."""
+        """`drafter` makes co-located generation possible, `grammars` those of sessions; both are closed with the
+        server. `entrance`, closed with it too, is made from `config` where none is given."""
         load_row_kernels()  # compiled here, so that no round waits for it
         self._config = config
         _, admin_listen = check_addresses(config)
-        model = make_model_info(backend, config, drafter, labels)
-        self.engine = Engine(
-            backend,
-            model,
-            drafter=drafter,
-            max_step_tokens=config.max_step_tokens,
-            prefill_chunk_tokens=config.prefill_chunk,
-            queue_limits=config.queue_limits,
-            tenant_max_sessions=config.tenant_max_sessions,
-            min_forward_s=config.min_forward_ms / 1000.0,
-            hides_batch_size=config.hide_batch_size,
-        )
+        self.engine = create_engine(backend, config, drafter, labels, grammars)
         tracer = create_round_tracer()
         self._entrance = entrance or Entrance(config)
         self.security = self._entrance.security

@@ -66,6 +66,9 @@ class RowKernels(Protocol):
     ) -> float:
         """Computes `outrider.kernels.reference.truncation_threshold`."""
 
+    def mask_scores(self, scores: NDArray[np.float32], words: NDArray[np.int32], /) -> None:
+        """Computes `outrider.kernels.reference.mask_scores`."""
+
 
 @functools.cache
 def load_row_kernels() -> RowKernels:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from outrider.cloud_verifier.verification.methods.base import NoiseKey, Resampling, TargetRows, UniformDraws
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import ModelError
+from outrider.common.grammar.masks import mask_scores
 from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.sampling.history import History
-from outrider.common.sampling.penalties import Penalties, wire
+from outrider.common.sampling.penalties import MaskScores, Penalties, wire
 from outrider.common.sampling.processors import apply_penalties, is_plain, penalties_of
 from outrider.common.sampling.support import most_probable
 from outrider.common.sampling.truncation import copy
@@ -196,7 +197,12 @@ class HostRows(ProcessedRows):
     def _penalized_logits(self) -> NDArray[np.float32]:
         """Computed when its round is finished: the time counts as that of the round's tenant."""
         scores: NDArray[np.float32] = penalize(
-            np, self._raw, self._round, penalties_of_round(self._round), self._eos_token_ids
+            np,
+            self._raw,
+            self._round,
+            penalties_of_round(self._round),
+            self._eos_token_ids,
+            lambda _, scores, words: self._kernels.mask_scores(scores, words),
         )
         return scores
 
@@ -287,8 +293,8 @@ class PathPenalties(NamedTuple):
 
 
 def penalties_of_round(each: StepRound) -> list[PathPenalties]:
-    """Returns what penalties, biases and bad words change, as numpy arrays; a node of a tree is penalised by its own
-    path. There is none where the scores are the logits."""
+    """Returns what penalties, biases, bad words and a grammar change, as numpy arrays; a node of a tree is penalised by
+    its own path. There is none where the scores are the logits."""
     if is_plain(each.sampling) and not each.sampling.logit_bias:
         return []
 
@@ -310,7 +316,12 @@ def penalties_of_round(each: StepRound) -> list[PathPenalties]:
 
 
 def penalize(
-    xp: Any, raw: Any, each: StepRound, found: Sequence[PathPenalties], eos_token_ids: TokenIds
+    xp: Any,
+    raw: Any,
+    each: StepRound,
+    found: Sequence[PathPenalties],
+    eos_token_ids: TokenIds,
+    mask: MaskScores = mask_scores,
 ) -> Any:
     """Returns the scores [rows, vocab] of a round's logits after `found`, `penalties_of_round` in arrays of `xp`, which
     is numpy or torch. They may be `raw` itself."""
@@ -325,6 +336,7 @@ def penalize(
             draft_token_ids=each.draft_token_ids,
             eos_token_ids=eos_token_ids,
             found=of_path.penalties,
+            mask=mask,
         )
 
     if not found:

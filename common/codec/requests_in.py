@@ -12,6 +12,7 @@ from typing import TypeVar, cast
 from google.protobuf.message import DecodeError, Message
 
 from outrider.common.codec.tables import (
+    GRAMMAR_KINDS,
     METHODS,
     check_length,
     decode_origins,
@@ -24,6 +25,7 @@ from outrider.common.types import (
     CancelRequest,
     CloseRequest,
     GenerateRequest,
+    Grammar,
     Limits,
     MethodParams,
     OpenRequest,
@@ -75,6 +77,7 @@ def decode_open(message: pb.OpenRequest, limits: Limits | None = None) -> OpenRe
         of_what = "tokens of a context: shorten the prompt"
         _check_at_most("token_ids", len(message.token_ids), limits.max_context, of_what)
         _check_sampling_ids(message, limits.max_sampling_ids)
+        _check_grammar(message.sampling, limits.max_grammar_bytes)
     return OpenRequest(
         session_id=message.session_id,
         token_ids=tuple(message.token_ids),
@@ -227,6 +230,25 @@ def _check_sampling_ids(message: pb.OpenRequest, most: int) -> None:
         _check_at_most("sampling.bad_words", len(word.token_ids), _MAX_WORD_IDS, "ids a word")
 
 
+def _check_grammar(message: pb.SamplingParams, most: int) -> None:
+    num_bytes = (
+        len(message.grammar.text.encode()) if most else 0
+    )  # a verifier without grammars refuses each by name
+    if num_bytes > most:
+        raise InvalidFieldError(
+            "sampling.grammar", f"has {num_bytes} bytes; at most {most} (the verifier's --max-grammar-bytes)"
+        )
+
+
+def _decode_grammar(message: pb.SamplingParams) -> Grammar | None:
+    if not message.HasField("grammar"):
+        return None
+    kind = lookup(GRAMMAR_KINDS, message.grammar.kind, "sampling.grammar")
+    if not message.grammar.text:
+        raise InvalidFieldError("sampling.grammar", "is empty")
+    return Grammar(kind, message.grammar.text, message.grammar.has_whitespace)
+
+
 def _decode_sampling(message: pb.SamplingParams) -> SamplingParams:
     return SamplingParams(
         temperature=message.temperature,
@@ -241,6 +263,7 @@ def _decode_sampling(message: pb.SamplingParams) -> SamplingParams:
         bad_words=tuple(tuple(s.token_ids) for s in message.bad_words),
         min_new_tokens=message.min_new_tokens,
         seed=message.seed,
+        grammar=_decode_grammar(message),
     )
 
 

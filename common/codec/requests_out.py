@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outrider.common.codec.tables import (
+    GRAMMAR_KIND_NUMBERS,
     METHOD_NUMBERS,
     ORIGIN_NUMBERS,
 )
@@ -11,6 +12,7 @@ from outrider.common.types import (
     CancelRequest,
     CloseRequest,
     GenerateRequest,
+    Grammar,
     MethodParams,
     OpenRequest,
     SamplingParams,
@@ -119,7 +121,15 @@ def _encode_sampling(params: SamplingParams) -> pb.SamplingParams:
         bad_words=[pb.TokenSequence(token_ids=ids) for ids in params.bad_words],
         seed=params.seed,
         min_new_tokens=params.min_new_tokens,
+        grammar=_encode_grammar(params.grammar),
     )
+
+
+def _encode_grammar(grammar: Grammar | None) -> pb.Grammar | None:
+    if grammar is None:
+        return None
+    kind = GRAMMAR_KIND_NUMBERS[grammar.kind]
+    return pb.Grammar(kind=kind, text=grammar.text, has_whitespace=grammar.has_whitespace)
 
 
 def _encode_method_params(params: MethodParams) -> pb.MethodParams | None:

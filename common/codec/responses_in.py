@@ -156,6 +156,7 @@ def decode_model_info(message: pb.DescribeResponse) -> ModelInfo:
         session_idle_ttl_ms=message.limits.session_idle_ttl_ms,
         max_sampling_ids=message.limits.max_sampling_ids,
         max_tree_nodes=message.limits.max_tree_nodes,
+        max_grammar_bytes=message.limits.max_grammar_bytes,
     )
     return ModelInfo(
         protocol_version=message.protocol_version,

@@ -161,6 +161,7 @@ def encode_model_info(info: ModelInfo) -> pb.DescribeResponse:
         session_idle_ttl_ms=info.limits.session_idle_ttl_ms,
         max_sampling_ids=info.limits.max_sampling_ids,
         max_tree_nodes=info.limits.max_tree_nodes,
+        max_grammar_bytes=info.limits.max_grammar_bytes,
     )
     return pb.DescribeResponse(
         protocol_version=info.protocol_version,

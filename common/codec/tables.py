@@ -10,6 +10,7 @@ from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import (
     CorrectionKind,
     GeneratedTokens,
+    GrammarKind,
     Method,
     Opened,
     Origin,
@@ -26,6 +27,8 @@ GenerateReply = GeneratedTokens | Progress | RoundError
 _T = TypeVar("_T")
 METHOD_NUMBERS = {m: pb.Method.Value(f"METHOD_{m.name}") for m in Method}
 METHODS = {number: m for m, number in METHOD_NUMBERS.items()} | {pb.METHOD_UNSPECIFIED: Method.COUPLED}
+GRAMMAR_KIND_NUMBERS = {k: pb.GrammarKind.Value(f"GRAMMAR_KIND_{k.name}") for k in GrammarKind}
+GRAMMAR_KINDS = {number: k for k, number in GRAMMAR_KIND_NUMBERS.items()}
 ORIGIN_NUMBERS = {o: pb.Origin.Value(f"ORIGIN_{o.name}") for o in Origin}
 ORIGINS = {number: o for o, number in ORIGIN_NUMBERS.items()}
 KIND_NUMBERS = {k: pb.CorrectionKind.Value(f"CORRECTION_KIND_{k.name}") for k in CorrectionKind}

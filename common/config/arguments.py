@@ -1,8 +1,9 @@
-"""Defines an ArgumentParser that suggests the nearest flag for an unknown one."""
+"""Defines an ArgumentParser that suggests the nearest verb or flag for an unknown one."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -16,7 +17,10 @@ class VerbParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Exits with status 2 and a suggestion where an argument is unknown."""
+        """Exits with status 2 and a suggestion where an argument is unknown; prints help where a verb is missing."""
+        if self._subparsers is not None and not (sys.argv[1:] if args is None else args):
+            self.print_help()
+            self.exit()
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
             flag = unknown[0].partition("=")[0]
@@ -26,6 +30,15 @@ class VerbParser(argparse.ArgumentParser):
                 hint = nearest or f"; {self.prog} --help has those there are"
             self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         return parsed, unknown
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, argparse._SubParsersAction) and value not in action.choices:
+            nearest = did_you_mean(str(value), action.choices, likeness=0.5)
+            raise argparse.ArgumentError(
+                None,
+                f"there is no verb {value!r}{nearest or '; there are ' + ', '.join(action.choices)}",
+            )
+        super()._check_value(action, value)
 
     def error(self, message: str) -> NoReturn:
         """Exits with status 2; the exit's cause has the message."""

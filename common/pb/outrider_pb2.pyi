@@ -19,6 +19,13 @@ class Method(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     METHOD_THRESHOLD: _ClassVar[Method]
     METHOD_TYPICAL: _ClassVar[Method]
 
+class GrammarKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GRAMMAR_KIND_UNSPECIFIED: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_JSON_SCHEMA: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_REGEX: _ClassVar[GrammarKind]
+    GRAMMAR_KIND_LARK: _ClassVar[GrammarKind]
+
 class Origin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     ORIGIN_UNSPECIFIED: _ClassVar[Origin]
@@ -63,6 +70,10 @@ METHOD_SHORTCUT: Method
 METHOD_SCALAR_RESIDUAL: Method
 METHOD_THRESHOLD: Method
 METHOD_TYPICAL: Method
+GRAMMAR_KIND_UNSPECIFIED: GrammarKind
+GRAMMAR_KIND_JSON_SCHEMA: GrammarKind
+GRAMMAR_KIND_REGEX: GrammarKind
+GRAMMAR_KIND_LARK: GrammarKind
 ORIGIN_UNSPECIFIED: Origin
 ORIGIN_ACCEPTED: Origin
 ORIGIN_CORRECTION: Origin
@@ -145,7 +156,7 @@ class Memory(_message.Message):
     def __init__(self, weights: _Optional[int] = ..., kv: _Optional[int] = ..., peak: _Optional[int] = ..., peak_reserved: _Optional[int] = ...) -> None: ...
 
 class Limits(_message.Message):
-    __slots__ = ("max_context", "max_draft_tokens", "max_message_bytes", "max_sessions", "session_idle_ttl_ms", "max_sampling_ids", "max_tree_nodes")
+    __slots__ = ("max_context", "max_draft_tokens", "max_message_bytes", "max_sessions", "session_idle_ttl_ms", "max_sampling_ids", "max_tree_nodes", "max_grammar_bytes")
     MAX_CONTEXT_FIELD_NUMBER: _ClassVar[int]
     MAX_DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -153,6 +164,7 @@ class Limits(_message.Message):
     SESSION_IDLE_TTL_MS_FIELD_NUMBER: _ClassVar[int]
     MAX_SAMPLING_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_TREE_NODES_FIELD_NUMBER: _ClassVar[int]
+    MAX_GRAMMAR_BYTES_FIELD_NUMBER: _ClassVar[int]
     max_context: int
     max_draft_tokens: int
     max_message_bytes: int
@@ -160,7 +172,8 @@ class Limits(_message.Message):
     session_idle_ttl_ms: int
     max_sampling_ids: int
     max_tree_nodes: int
-    def __init__(self, max_context: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., session_idle_ttl_ms: _Optional[int] = ..., max_sampling_ids: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ...) -> None: ...
+    max_grammar_bytes: int
+    def __init__(self, max_context: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., max_message_bytes: _Optional[int] = ..., max_sessions: _Optional[int] = ..., session_idle_ttl_ms: _Optional[int] = ..., max_sampling_ids: _Optional[int] = ..., max_tree_nodes: _Optional[int] = ..., max_grammar_bytes: _Optional[int] = ...) -> None: ...
 
 class SessionRequest(_message.Message):
     __slots__ = ("open", "verify", "generate", "cancel", "close")
@@ -218,8 +231,18 @@ class TokenSequence(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Grammar(_message.Message):
+    __slots__ = ("kind", "text", "has_whitespace")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    HAS_WHITESPACE_FIELD_NUMBER: _ClassVar[int]
+    kind: GrammarKind
+    text: str
+    has_whitespace: bool
+    def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ..., has_whitespace: bool = ...) -> None: ...
+
 class SamplingParams(_message.Message):
-    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "seed", "min_new_tokens")
+    __slots__ = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "bad_words", "seed", "min_new_tokens", "grammar")
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     TOP_P_FIELD_NUMBER: _ClassVar[int]
@@ -231,6 +254,7 @@ class SamplingParams(_message.Message):
     BAD_WORDS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     MIN_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GRAMMAR_FIELD_NUMBER: _ClassVar[int]
     temperature: float
     top_k: int
     top_p: float
@@ -242,7 +266,8 @@ class SamplingParams(_message.Message):
     bad_words: _containers.RepeatedCompositeFieldContainer[TokenSequence]
     seed: int
     min_new_tokens: int
-    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., seed: _Optional[int] = ..., min_new_tokens: _Optional[int] = ...) -> None: ...
+    grammar: Grammar
+    def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., seed: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("session_id", "token_ids", "num_prompt_tokens", "sampling", "method", "method_params", "tokenizer_fingerprint", "target_fingerprint", "ignore_eos", "stop_token_ids", "num_logprobs", "origins_resent", "round_id", "draft_source")

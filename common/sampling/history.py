@@ -6,6 +6,7 @@ arrays and a trie once, and counts follow the sequence.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.alignment import TokenChain
+from outrider.common.grammar.state import state_of
 from outrider.common.types import SamplingParams, TokenIds
 
 
@@ -105,15 +107,22 @@ class BadWords:
 class History:
     """Holds what one session's processors need besides the logits.
 
-    `seen` counts prompt and output, `output` the output; each is filled only where a penalty reads it.
+    `seen` counts prompt and output, `output` the output; each is filled only where a penalty reads it. `grammar` is
+    where the output is in its grammar, if it has one.
     """
 
     def __init__(
-        self, params: SamplingParams, prompt_ids: Iterable[int] = (), output_ids: Iterable[int] = ()
+        self,
+        params: SamplingParams,
+        prompt_ids: Iterable[int] = (),
+        output_ids: Iterable[int] = (),
+        grammar_budget_s: float = math.inf,
     ) -> None:
+        """`grammar_budget_s` is what the masks of one round may take."""
         self.bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
         self.biases = np.array([bias for _, bias in params.logit_bias], np.float32)
         self.bad_words = BadWords(params.bad_words)
+        self.grammar = None if params.grammar is None else state_of(params.grammar, grammar_budget_s)
         self.seen, self.output = TokenCounts(), TokenCounts()
         counts_seen = params.repetition_penalty != 1
         counts_output = bool(params.presence_penalty or params.frequency_penalty)
@@ -131,7 +140,9 @@ class History:
             token_id = self._token_ids.pop()
             for counts in self._counted:
                 counts.remove(token_id)
-        if self._counted:
+        if self.grammar is not None:
+            self.grammar.truncate(len(self._hashes))
+        if self._counted or self.grammar is not None:
             start = num_prompt_tokens + len(self._hashes)
             self._extend(chain.token_ids[start:])
             self._hashes += chain.hashes_after(start)
@@ -141,3 +152,5 @@ class History:
         self._token_ids += new_ids
         for counts in self._counted:
             counts.extend(new_ids)
+        if self.grammar is not None:
+            self.grammar.extend(new_ids)

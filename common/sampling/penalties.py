@@ -1,4 +1,4 @@
-"""Penalties, biases and bad words: found on the host as arrays of ids, then applied where the scores are.
+"""Penalties, biases, bad words and grammars: found on the host as arrays of ids, then applied where the scores are.
 
 What is found depends on the tokens alone, so that a GPU is sent the arrays of all sessions in one copy, before it has
 the scores. Written once against the array namespace passed in, numpy or torch.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.common.grammar.masks import mask_scores
 from outrider.common.sampling.history import BadWords, History
 from outrider.common.types import SamplingParams
 
@@ -26,6 +27,7 @@ def wire(value: float) -> float:
 
 
 _NO_IDS, _NO_AMOUNTS = np.empty(0, np.int64), np.empty(0, np.float32)
+_NO_WORDS = np.empty((0, 0), np.int32)
 
 
 class Penalties(NamedTuple):
@@ -47,6 +49,7 @@ class Penalties(NamedTuple):
     biases: Any = _NO_AMOUNTS
     banned_rows: Any = _NO_IDS
     banned_ids: Any = _NO_IDS
+    allowed: Any = _NO_WORDS  # by the grammar: int32 [rows, words], a bit for each id (`mask_scores`)
 
 
 def find_penalties(
@@ -78,6 +81,8 @@ def find_penalties(
         found["banned_rows"], found["banned_ids"] = _banned(
             num_rows, history.bad_words, text_end, draft_token_ids
         )
+    if (state := history.grammar) is not None:
+        found["allowed"] = np.stack([state.allowed(draft_token_ids[:row]) for row in range(num_rows)])
     return Penalties(**found)
 
 
@@ -107,7 +112,13 @@ def _banned(
     return np.array(rows, np.int64), np.concatenate(parts) if parts else _NO_IDS
 
 
-def penalize(xp: Any, scores: Any, params: SamplingParams, found: Penalties) -> None:
+MaskScores = Callable[[Any, Any, Any], None]
+"""Does what `mask_scores` does."""
+
+
+def penalize(
+    xp: Any, scores: Any, params: SamplingParams, found: Penalties, mask: MaskScores = mask_scores
+) -> None:
     """Changes scores [rows, vocab] in place, as docs/design.md §5 has it; `found` are arrays beside them."""
     if params.repetition_penalty != 1:
         for where in ((slice(None), found.seen_ids), (found.seen_rows, found.seen_drafted_ids)):
@@ -124,3 +135,5 @@ def penalize(xp: Any, scores: Any, params: SamplingParams, found: Penalties) -> 
     if params.bad_words:
         banned = found.banned_rows, found.banned_ids
         scores[banned] = xp.full_like(scores[banned], -math.inf)  # CUDA waits to copy what is no array
+    if params.grammar is not None:
+        mask(xp, scores, found.allowed)

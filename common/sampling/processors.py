@@ -1,7 +1,7 @@
 """The processing of logits into scores: one implementation for both sides (docs/design.md §5).
 
-Order: repetition penalty (prompt and output), presence and frequency penalties (output) -> logit bias and bad
-words -> temperature -> top-k -> top-p -> min-p. The penalties of row i see the draft tokens before it.
+Order: repetition penalty (prompt and output), presence and frequency penalties (output) -> logit bias, bad words
+and grammar -> temperature -> top-k -> top-p -> min-p. The penalties of row i see the draft tokens before it.
 Written once against the array namespace passed in, numpy or torch.
 """
 
@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import InvalidFieldError, ModelError
+from outrider.common.grammar.masks import mask_scores
 from outrider.common.noise.draws import coupled_argmax
 from outrider.common.sampling.history import History
-from outrider.common.sampling.penalties import Penalties, find_penalties, penalize, wire
+from outrider.common.sampling.penalties import MaskScores, Penalties, find_penalties, penalize, wire
 from outrider.common.sampling.truncation import copy, native, truncate
 from outrider.common.types import SamplingParams
 
@@ -57,6 +58,9 @@ def check_sampling_params(params: SamplingParams, num_tokens: int) -> None:
         value = getattr(params, name)
         _require(_is_within(value, low, high), name, value, expected)
     _check_ids(params, num_tokens)
+    if params.grammar is not None:
+        why = "0 with a grammar, which says itself where a text may end"
+        _require(params.min_new_tokens == 0, "min_new_tokens", params.min_new_tokens, why)
 
 
 def _is_within(value: float, low: float, high: float) -> bool:
@@ -90,13 +94,15 @@ def _require(is_valid: bool, name: str, value: object, expected: str) -> None:
 
 
 def is_plain(params: SamplingParams) -> bool:
-    """Returns whether the scores depend on the last forward alone: no penalty, bad word or minimum length."""
+    """Returns whether the scores depend on the last forward alone: no penalty, bad word, minimum length or
+    grammar."""
     return (
         params.repetition_penalty == 1
         and params.presence_penalty == 0
         and params.frequency_penalty == 0
         and not params.bad_words
         and params.min_new_tokens == 0
+        and params.grammar is None
     )
 
 
@@ -142,8 +148,9 @@ def apply_penalties(
     eos_token_ids: Sequence[int] = (),
     num_tokens: int | None = None,
     found: Penalties | None = None,
+    mask: MaskScores = mask_scores,
 ) -> Any:
-    """Applies the first half of `process_logits`: penalties, biases, bad words.
+    """Applies the first half of `process_logits`: penalties, biases, bad words, grammar.
 
     Returns scores [rows, vocab]. `found` is what `penalties_of` returns, in arrays of `xp`, where that was called.
     """
@@ -156,7 +163,7 @@ def apply_penalties(
         if found is None:
             arrays = penalties_of(params, num_rows, prompt_ids, output_ids, draft_token_ids)
             found = Penalties(*(native(xp, each, scores) for each in arrays))
-        penalize(xp, scores, params, found)
+        penalize(xp, scores, params, found, mask)
         if params.min_new_tokens > len(output_ids):
             mask_end_of_text(scores, eos_token_ids, params.min_new_tokens - len(output_ids))
         if is_padded:

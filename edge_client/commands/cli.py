@@ -7,12 +7,13 @@ import json
 import sys
 from collections.abc import Sequence
 
+from outrider.common.config.loader import with_values
 from outrider.common.errors import OutriderError
 from outrider.common.printable import one_line
 from outrider.common.process.extras import needs_extra
 from outrider.edge_client.commands import datastore
 from outrider.edge_client.commands.parser import VERBS, import_verb, make_parser
-from outrider.edge_client.config.flags import load_run_config
+from outrider.edge_client.config.flags import grammar_texts, load_run_config
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -44,8 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _report(arguments: Sequence[str], error: str, exit_code: int) -> None:
-    is_json = any(len(each) > 2 and "--json".startswith(each) for each in arguments)
-    if is_json:
+    if "--json" in arguments:  # shorter, it could be --json-schema
         print(json.dumps({"exact": None, "error": error, "exit_code": exit_code}))
 
 
@@ -59,6 +59,7 @@ def _dispatch(namespace: argparse.Namespace) -> int:
         from outrider.edge_client.commands.export import main as export
 
         return export(namespace)
+    texts = grammar_texts(namespace) if namespace.verb == "run" else {}
     loaded = load_run_config(namespace)
     if namespace.verb == "config":
         print("\n".join(map(one_line, loaded.lines(with_origins=namespace.origin))))
@@ -67,7 +68,8 @@ def _dispatch(namespace: argparse.Namespace) -> int:
     from outrider.edge_client.commands.run import run
 
     with exporting_spans(loaded.value.logs.otlp_endpoint, "edge-client"):
-        return run(loaded.value, namespace.prompt, namespace.prompt_file, namespace.json, namespace.live)
+        config = with_values(loaded.value, **texts)
+        return run(config, namespace.prompt, namespace.prompt_file, namespace.json, namespace.live)
 
 
 if __name__ == "__main__":

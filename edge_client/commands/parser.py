@@ -15,6 +15,7 @@ from outrider.common.errors import UsageError
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.version import own_version
 from outrider.edge_client.commands import datastore
+from outrider.edge_client.commands.compare import add_arguments as add_compare_arguments
 from outrider.edge_client.config.flags import COLOUR_NOTE, CONFIG_NOTE, add_config
 
 
@@ -91,6 +92,20 @@ def _add_run(run: argparse.ArgumentParser) -> None:
         "--json", action="store_true", help="print one JSON object instead of the text, also of an error"
     )
     run.add_argument(
+        "--json-schema",
+        dest="json_schema_file",
+        type=Path,
+        metavar="FILE",
+        help="JSON schema that the text obeys (extra structured)",
+    )
+    run.add_argument(
+        "--grammar",
+        dest="grammar_file",
+        type=Path,
+        metavar="FILE",
+        help="Lark grammar, in llguidance's dialect, that the text obeys (extra structured)",
+    )
+    run.add_argument(
         "--live",
         action="store_true",
         help="colour the text by where each token came from, above a line with round trip, draft length, "
@@ -101,8 +116,13 @@ def _add_run(run: argparse.ArgumentParser) -> None:
 
 def _add_draft(draft: argparse.ArgumentParser) -> None:
     verbs = draft.add_subparsers(dest="draft_verb", required=True, metavar="VERB")
-    export = verbs.add_parser("export", help="turn a Hugging Face directory into an INT4 ONNX draft")
-    export.add_argument("hf_dir", type=Path, metavar="HF_DIR", help="Llama, Qwen2 or Qwen3 in safetensors")
+    export = verbs.add_parser("export", help="turn a Hugging Face directory into an ONNX draft")
+    export.add_argument(
+        "hf_dir",
+        type=Path,
+        metavar="HF_DIR",
+        help="Llama, Mistral, Qwen2, Qwen3, Gemma (1 to 3), Phi, Phi-3, GPT-NeoX or GPT-2 in safetensors",
+    )
     export.add_argument("out_dir", type=Path, metavar="OUT_DIR", help="directory to write; made if missing")
     export.add_argument("--max-context", type=int, metavar="N", help="shorten the context to N tokens")
     export.add_argument(
@@ -112,9 +132,25 @@ def _add_draft(draft: argparse.ArgumentParser) -> None:
         help="export only the model's first N layers, with its norm and head",
     )
     export.add_argument(
-        "--check",
+        "--precision",
+        choices=("int4", "int8", "fp16", "auto"),
+        default="auto",
+        help="of the weights; auto, the default, is the smallest that loses at most 2 points of acceptance against the "
+        "float model on text, and int4 above 250 M parameters",
+    )
+    export.add_argument(
+        "--text",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help='with --precision auto: text to compare on, UTF-8 or .jsonl with "text" or "prompt" on every line; '
+        "default: held-out prompts beside the embedded draft",
+    )
+    export.add_argument(
+        "--self-check",
         action="store_true",
-        help="compare the export's probabilities with those of its source in PyTorch (extra edge-torch)",
+        help="print the export's agreement and speed beside its source's in PyTorch (extra edge-torch)",
     )
     export.add_argument(
         "--mc-dropout", action="store_true", help="also write the variant that --gate-variance needs"
@@ -122,6 +158,8 @@ def _add_draft(draft: argparse.ArgumentParser) -> None:
     add_dropout = verbs.add_parser("add-dropout", help="write the --mc-dropout variant for an exported draft")
     add_dropout.add_argument("draft_dir", type=Path, metavar="DRAFT_DIR", help="an exported draft")
     datastore.add_arguments(verbs.add_parser("datastore", help="index texts for --draft-strategy retrieval"))
+    compare = verbs.add_parser("compare", help="measure drafts with a verifier, and recommend one")
+    add_compare_arguments(compare)
     for parser in (export, add_dropout):
         parser.add_argument(
             "--mc-dropout-samples", type=int, metavar="N", help="masks for each token (default: 8)"

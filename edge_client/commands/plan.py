@@ -38,12 +38,12 @@ from outrider.edge_client.planning.memory import (
     parse_kv_heads,
 )
 from outrider.edge_client.planning.plan import (
-    ASSUMED,
     COMPUTED,
     GIVEN,
     MAX_DRAFT_TOKENS,
     Known,
     PlanParts,
+    complete_parts,
     make_plan,
 )
 from outrider.edge_client.planning.report import plan_json, plan_text
@@ -366,26 +366,8 @@ def _complete(given: _Given) -> PlanParts:
         )
     draft, target, rtt = given.draft_token, given.target_token, given.rtt
     assert draft is not None and target is not None and rtt is not None
-    unlimited = Known(math.inf, ASSUMED)
-    tree_base_s, tree_node_s = SETTINGS.tree_base_tokens * draft.value, SETTINGS.tree_node_share * draft.value
-    return PlanParts(
-        draft_token=draft,
-        draft_fixed=given.draft_fixed or Known(0.0, ASSUMED),
-        target_token=target,
-        verify_fixed=given.verify_fixed or Known(target.value, ASSUMED),
-        verify_token=given.verify_token or Known(0.0, ASSUMED),
-        colocated_draft_token=given.colocated_draft_token or Known(draft.value, ASSUMED),
-        tree_base=given.tree_base or Known(tree_base_s, ASSUMED),
-        tree_node=given.tree_node or Known(tree_node_s, ASSUMED),
-        rtt=rtt,
-        rate_up=given.rate_up or unlimited,
-        rate_down=given.rate_down or unlimited,
-        acceptance=given.acceptance,
-        sequences=given.sequences,
-        rooflines=given.rooflines,
-        sources=given.sources,
-        lacks_draft=given.lacks_draft,
-    )
+    others = {each.name: getattr(given, each.name) for each in fields(given)}
+    return complete_parts(**others | {"draft_token": draft, "target_token": target, "rtt": rtt})
 
 
 def _measure(

@@ -32,6 +32,9 @@ class DaemonConfig:
     chat_template: str = option(
         "", "Jinja file to use instead of the tokenizer's own chat template", metavar="FILE"
     )
+    strict_requests: bool = option(
+        False, "refuse requests with fields that nothing here knows, which are ignored otherwise"
+    )
     max_requests: int = option(4, "most requests generating at once", metavar="N", minimum=1, maximum=256)
     max_queue: int = option(
         64, "most requests waiting for their turn; more are refused with 429", metavar="N", minimum=0

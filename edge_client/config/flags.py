@@ -9,6 +9,7 @@ from pathlib import Path
 
 from outrider.common.config.fields import leaves
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config, with_values
+from outrider.common.errors import UsageError
 from outrider.edge_client.config.daemon import SECTION
 from outrider.edge_client.config.preset import with_preset
 from outrider.edge_client.config.run_config import SCOPE, RunConfig
@@ -16,6 +17,18 @@ from outrider.edge_client.core.options import OnTimeout
 
 _FLAG = re.compile(r"--[a-z][a-z-]+")
 _KEYS = {leaf.flag: leaf.key for leaf in leaves(RunConfig)}
+
+_OFTEN = (
+    "verifier",
+    "draft",
+    "mode",
+    "max_new_tokens",
+    "temperature",
+    "seed",
+    "stop",
+    "tree",
+    "on_timeout",
+)
 
 COLOUR_NOTE = (
     "On a terminal, accepted drafts are green, the target's corrections yellow, unverified tokens red and "
@@ -28,8 +41,25 @@ def add_config(parser: argparse.ArgumentParser, words: str = "", has_serve: bool
     """Adds the flags. `words` are the verb's arguments beside options. `has_serve` adds the flags of the
     section `serve`, which every verb takes in its file."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
-    add_flags(parser, RunConfig, without=() if has_serve else (SECTION,), is_grouped=True)
+    add_flags(parser, RunConfig, without=() if has_serve else (SECTION,), is_grouped=True, often=_OFTEN)
     parser.usage = f"%(prog)s [OPTION ...] {words}".rstrip()  # argparse would name every option
+
+
+def grammar_texts(namespace: argparse.Namespace) -> dict[str, str]:
+    """Returns the texts of `--json-schema FILE` and `--grammar FILE`, by key. Raises `UsageError`."""
+    files = {"json_schema": namespace.json_schema_file, "grammar": namespace.grammar_file}
+    return {key: _text_of(path, key) for key, path in files.items() if path is not None}
+
+
+def _text_of(path: Path, key: str) -> str:
+    flag = f"--{key.replace('_', '-')}"
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{flag}: cannot read {path}: {error}") from error
+    if not text.strip():
+        raise UsageError(f"{flag}: {path} is empty")
+    return text
 
 
 def load_run_config(namespace: argparse.Namespace) -> Loaded[RunConfig]:

@@ -40,6 +40,10 @@ OF_REQUESTS = (
     "threshold_ratio",
     "typical_epsilon",
     "typical_delta",
+    "json_schema",
+    "regex",
+    "grammar",
+    "json_whitespace",
 )
 # And these by fields that OpenAI has, under its names.
 OF_OPENAI = (
@@ -53,9 +57,8 @@ OF_OPENAI = (
     "seed",
     "logprobs",
 )
-# The machine's, its models, the verifier and what it is shown: no request chooses them.
-OF_OPERATOR = (
-    "verifier",
+# The draft that is loaded, which lasts as long as the process.
+OF_DRAFT = (
     "draft",
     "draft_strategy",
     "lookup_ngram",
@@ -67,6 +70,11 @@ OF_OPERATOR = (
     "draft_device",
     "draft_weights",
     "draft_kv_dtype",
+)
+# The machine's, its models, the verifier and what it is shown: no request chooses them.
+OF_OPERATOR = (
+    "verifier",
+    *OF_DRAFT,
     "min_draft_ms",
     "tree_shape",
     "preset",

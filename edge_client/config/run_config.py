@@ -16,6 +16,7 @@ from outrider.edge_client.config.draft_sections import (
     PipeliningConfig,
     TreeConfig,
 )
+from outrider.edge_client.config.grammar import GrammarConfig
 from outrider.edge_client.config.link_sections import ConnectionConfig, LogConfig, OutageConfig
 from outrider.edge_client.config.preset_section import PresetConfig
 from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
@@ -156,6 +157,7 @@ class RunConfig:
     gate: GateConfig = section(GateConfig, "gate_", "gate")
     sampling: SamplingConfig = section(SamplingConfig, title=_SAMPLING)
     stop: StopConfig = section(StopConfig, title=_END)
+    grammar: GrammarConfig = section(GrammarConfig, title="structured output")
     seed: int | None = option(
         None, "seed of the sampling noise; without one a random seed is drawn and printed", title=_SAMPLING
     )

@@ -1,4 +1,5 @@
-"""Finds from a text's measured rounds that the target alone would have been faster. Pure."""
+"""Finds from a text's measured rounds what the target alone would have taken, and where it would have been faster.
+Pure."""
 
 from __future__ import annotations
 
@@ -21,17 +22,11 @@ _MODES = (ExecutionMode.SPECULATIVE, ExecutionMode.CO_LOCATED)  # `auto` leaves 
 def slow_draft_note(mode: ExecutionMode, stats: SessionStats) -> str:
     """Returns that drafting made a text slower, and what to do, for a person; empty where it did not, and
     where that cannot be known: of few rounds, of a link that failed, of a verifier that refused."""
-    answered = [each for each in stats.rounds if each.is_answered and each.num_draft_tokens]
-    num_faults = stats.num_timeouts + stats.num_rebuilds + stats.num_reconnects + stats.num_refusals
-    if mode not in _MODES or min(len(answered), len(stats.token_times_ns)) < MIN_ROUNDS or num_faults:
+    if mode not in _MODES:
         return ""
-    costs = RoundCosts()
-    costs.stream_overhead_s = 0.0  # a step alone is compared
-    costs.observe_opening(math.inf, stats.step_fixed_s, stats.step_token_s)  # rounds bound a step closer
-    for each in answered:
-        costs.observe(each)
-    # The longer of two measurements of one step, this session's and the verifier's: no guess in our favour.
-    target_ms = max(cloud_only_s(*costs.estimate()), stats.step_fixed_s + stats.step_token_s) * 1e3
+    target_ms = target_step_ms(stats)
+    if target_ms is None:
+        return ""
     own_ms = _token_ms(stats.token_times_ns)
     if own_ms < _MIN_RATIO * target_ms:
         return ""
@@ -39,6 +34,22 @@ def slow_draft_note(mode: ExecutionMode, stats: SessionStats) -> str:
         f"drafting made this text slower: {own_ms:.1f} ms a token, and a step of the target alone takes "
         f"{target_ms:.1f} ms; --mode cloud-only streams its tokens, --mode auto measures and chooses"
     )
+
+
+def target_step_ms(stats: SessionStats) -> float | None:
+    """Returns what a step of the target alone takes, estimated from a text's rounds; None where that cannot be
+    known: of few rounds, of a link that failed, of a verifier that refused."""
+    answered = [each for each in stats.rounds if each.is_answered and each.num_draft_tokens]
+    num_faults = stats.num_timeouts + stats.num_rebuilds + stats.num_reconnects + stats.num_refusals
+    if min(len(answered), len(stats.token_times_ns)) < MIN_ROUNDS or num_faults:
+        return None
+    costs = RoundCosts()
+    costs.stream_overhead_s = 0.0  # a step alone is compared
+    costs.observe_opening(math.inf, stats.step_fixed_s, stats.step_token_s)  # rounds bound a step closer
+    for each in answered:
+        costs.observe(each)
+    # The longer of two measurements of one step, this session's and the verifier's: no guess in our favour.
+    return max(cloud_only_s(*costs.estimate()), stats.step_fixed_s + stats.step_token_s) * 1e3
 
 
 def _token_ms(times_ns: Sequence[int]) -> float:

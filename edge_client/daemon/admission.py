@@ -25,7 +25,7 @@ class Admission:
         self.num_running = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._mean_s = _FIRST_GUESS_S
-        self._idle = asyncio.Event()
+        self._busy, self._idle = asyncio.Event(), asyncio.Event()
         self._idle.set()
 
     @property
@@ -58,6 +58,10 @@ class Admission:
                 future.set_exception(stopping())
         self._waiting.clear()
 
+    async def busy(self) -> None:
+        """Returns once a request generates."""
+        await self._busy.wait()
+
     async def idle(self) -> None:
         """Returns once no request generates."""
         await self._idle.wait()
@@ -66,6 +70,7 @@ class Admission:
         """Asserts that counts, waiting requests and the idle event agree."""
         assert 0 <= self.num_running, "more turns ended than began"
         assert self._idle.is_set() == (self.num_running == 0), "idle and running disagree"
+        assert self._busy.is_set() != self._idle.is_set(), "busy and idle agree"
         assert not self._waiting or self.num_running >= self.max_running, "a turn is free and somebody waits"
 
     @property
@@ -97,10 +102,12 @@ class Admission:
     def _start(self) -> None:
         self.num_running += 1
         self._idle.clear()
+        self._busy.set()
 
     def _release(self) -> None:
         self.num_running -= 1
         if self.num_running == 0:
+            self._busy.clear()
             self._idle.set()
         self._admit()
 

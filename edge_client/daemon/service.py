@@ -7,8 +7,10 @@ from collections.abc import Callable, Sequence
 
 from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.config.loader import Loaded, value_of, with_values
-from outrider.common.errors import UsageError
+from outrider.common.errors import InvalidFieldError, UsageError
+from outrider.common.grammar.vocabulary import FIELD
 from outrider.edge_client.config.daemon import DaemonConfig
+from outrider.edge_client.config.request_settings import OF_DRAFT
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.controller.slow_draft import slow_draft_note
 from outrider.edge_client.core.options import ExecutionMode
@@ -17,7 +19,7 @@ from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
 from outrider.edge_client.daemon.http.keys import Keys, owner_of
 from outrider.edge_client.daemon.metrics import DaemonMetrics, DaemonState
-from outrider.edge_client.daemon.openai.errors import ApiError
+from outrider.edge_client.daemon.openai.errors import ApiError, invalid
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
 from outrider.edge_client.daemon.verifier_watch import VerifierWatch
@@ -30,17 +32,7 @@ log = logging.getLogger(__name__)
 
 # What a running process cannot take up; everything else a SIGHUP reloads.
 NEEDS_RESTART = (
-    "draft",
-    "draft_strategy",
-    "lookup_ngram",
-    "suffix_tokens",
-    "suffix_store",
-    "datastore",
-    "draft_threads",
-    "draft_backend",
-    "draft_device",
-    "draft_weights",
-    "draft_kv_dtype",
+    *OF_DRAFT,
     "min_draft_ms",
     "otlp_endpoint",
     "serve.listen",
@@ -67,6 +59,8 @@ class Daemon:
         self.template: ChatTemplate | None = self._load_template(self.config)
         self._shared = create_shared_edge(self.config)
         self.edge: Edge = self._shared.edge
+        if self.edge.grammars is not None:
+            self.edge.grammars.is_checked = True
         self.admission = Admission(self.serve.max_requests, self.serve.max_queue)
         self.activity = Activity()
         self.watch = VerifierWatch()
@@ -104,9 +98,14 @@ class Daemon:
         the holder of the API `key` that was shown, and for its `user` where the request names one. Raises
         `OutriderError` and `ApiError`."""
         config = config_of(self.config, parsed)
-        return self._shared.prepare(
-            self._encode(parsed), config, owner_of(key if self.keys else "", parsed.user)
-        )
+        owner = owner_of(key if self.keys else "", parsed.user)
+        try:
+            return self._shared.prepare(self._encode(parsed), config, owner=owner)
+        except UsageError as error:
+            cause = error.__cause__
+            if parsed.grammar_param and isinstance(cause, InvalidFieldError) and cause.field == FIELD:
+                raise invalid(parsed.grammar_param, cause.reason) from error
+            raise
 
     def note_slow_draft(self, mode: ExecutionMode, stats: SessionStats) -> None:
         """Logs, once, that drafting makes texts slower than the target alone."""

@@ -41,8 +41,8 @@ def fall_back(state: GenerationState, draft: Draft, error: RoundTimeoutError) ->
 
 
 def keep_unverified(state: GenerationState, token_ids: TokenIds, origin: Origin) -> list[TokenEvent]:
-    """Appends draft tokens unverified, up to one that would end the sequence."""
-    kept = state.tokens.until_stop(token_ids)[: state.context_room]
+    """Appends draft tokens unverified, up to one that would end the sequence or that its grammar excludes."""
+    kept = state.proposer.obeying(state.tokens.until_stop(token_ids))[: state.context_room]
     return state.add(kept, (origin,) * len(kept))
 
 

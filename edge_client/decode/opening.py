@@ -120,6 +120,8 @@ def _take(state: GenerationState, opened: Opened) -> list[SessionEvent]:
     if opened.model.protocol_version != PROTOCOL_VERSION:
         theirs = opened.model.protocol_version
         raise IncompatibleError(f"the verifier speaks protocol {theirs}, this edge {PROTOCOL_VERSION}")
+    if state.options.sampling.grammar is not None and not opened.model.limits.max_grammar_bytes:
+        raise IncompatibleError("this verifier knows no grammars", "use one of this edge's version")
     their_hash = extend_hash(tokens.chain.hash_at(position), (opened.first_token,))
     rolled_back = state.opened(opened)
     if state.options.mode is ExecutionMode.CO_LOCATED:

@@ -66,6 +66,12 @@ class Proposer:
         rule = None if self.gate is None else self.gate.node_rule(self._context(assumed))
         return self.drafter.propose_tree(self.tokens.chain.token_ids, budget, self.values, assumed, rule)
 
+    def obeying(self, token_ids: TokenIds) -> TokenIds:
+        """Returns the first of some tokens after the sequence: those that its grammar, if it has one, allows."""
+        if self.drafter is None:
+            return token_ids
+        return token_ids[: self.drafter.num_obeying(self.tokens.chain.token_ids, token_ids)]
+
     def observe(self, draft: Draft, verdict: Verdict) -> None:
         """Learns what nodes of trees are worth from a verdict."""
         if isinstance(draft, TreeDraft):

@@ -238,11 +238,12 @@ def ended(draft: Draft, should_stop: ShouldStop | None) -> Draft:
         stop = should_stop(token_id, signals, number)
         if stop is not Stop.NO:
             is_before = stop is Stop.BEFORE
-            return _first(draft, number - is_before, signals if is_before else None)
+            return first_tokens(draft, number - is_before, signals if is_before else None)
     return draft
 
 
-def _first(draft: Draft, num_tokens: int, doubted: Signals | None) -> Draft:
+def first_tokens(draft: Draft, num_tokens: int, doubted: Signals | None) -> Draft:
+    """Returns a chain's first tokens, with what belongs to them."""
     return replace(
         draft,
         token_ids=draft.token_ids[:num_tokens],

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
+from outrider.common.grammar.state import state_of
 from outrider.common.sequences import common_prefix
+from outrider.common.tree import ROOT
 from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
 from outrider.edge_client.drafting.base import (
     DraftModel,
@@ -19,6 +21,7 @@ from outrider.edge_client.drafting.base import (
     Stop,
     UsesValues,
     WritesAlone,
+    first_tokens,
 )
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
@@ -43,6 +46,7 @@ class Drafter:
             sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support
         )
         self._min_draft_s = min_draft_s
+        self._grammar = None if sampling.grammar is None else state_of(sampling.grammar)
         self._num_prompt_tokens = num_prompt_tokens
         self._first: TokenIds = ()
         self._assumed: TokenIds = ()  # what the sequence was told that may yet turn out wrong: its end
@@ -63,6 +67,9 @@ class Drafter:
         start_s = self._clock.now()
         self._commit(token_ids, assumed)
         draft = self._sequence.propose(num_draft_tokens, self._stretched(should_stop, start_s))
+        if self._grammar is not None:  # of what is copied, and not sampled
+            num_obeying = self.num_obeying((*token_ids, *assumed), draft.token_ids)
+            draft = first_tokens(draft, num_obeying, draft.doubted)
         num_runs = draft.num_runs if isinstance(draft, TreeDraft) else len(draft.token_ids)
         self._sleep_until(start_s + self._min_draft_s * num_runs)
         return draft, (self._clock.now() - start_s) * 1e3
@@ -112,8 +119,27 @@ class Drafter:
         start_s = self._clock.now()
         self._commit(token_ids, assumed)
         draft = self._sequence.propose_tree(budget, values, rule)
+        if self._grammar is not None and not draft.supports:  # what is drawn stays: see `DrawnTreeBuilder`
+            draft = self._obeying_nodes(draft, (*token_ids, *assumed))
         self._sleep_until(start_s + self._min_draft_s * draft.num_runs)
         return draft, (self._clock.now() - start_s) * 1e3
+
+    def num_obeying(self, token_ids: Sequence[int], after: TokenIds) -> int:
+        """Returns how many of the tokens `after` others obey the session's grammar, if it has one."""
+        if self._grammar is None:
+            return len(after)
+        self._grammar.follow(token_ids[self._num_prompt_tokens :])
+        each = range(len(after))
+        return next((i for i in each if not self._grammar.allows(after[:i], after[i])), len(after))
+
+    def _obeying_nodes(self, draft: TreeDraft, token_ids: Sequence[int]) -> TreeDraft:
+        assert self._grammar is not None
+        self._grammar.follow(token_ids[self._num_prompt_tokens :])
+        paths: dict[int, TokenIds] = {ROOT: ()}  # of the nodes that are kept
+        for node, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
+            if parent in paths and self._grammar.allows(paths[parent], token_id):
+                paths[node] = (*paths[parent], token_id)
+        return draft if len(paths) == len(draft.parents) + 1 else draft.pruned([*paths][1:])
 
     def prepare(self, num_tokens: int) -> Iterator[None]:
         """See `Prepares.prepare`; does nothing where the sequence cannot."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ FORMAT_VERSION = 4  # rises when the graph or this file changes
 _CHAINS_ONLY = (
     3  # the version of graphs that lack `TREE_INPUTS` and return the row after the last token alone
 )
+DEFAULT_PRECISION = "int4"
+_OPTIONAL = ("num_source_layers", "precision", "fallbacks")
 SPEC_FILE = "draft.json"
 GRAPH_FILE = "draft.onnx"
 WEIGHTS_FILE = "draft.onnx.data"  # only beside graphs too large for one file
@@ -48,6 +50,10 @@ class DraftSpec:
     files: dict[str, int]
     format_version: int = FORMAT_VERSION
     num_source_layers: int | None = None  # of the model these layers are the first of; None: it has no more
+    precision: str = DEFAULT_PRECISION  # of the matrices
+    fallbacks: dict[str, str] = field(
+        default_factory=dict
+    )  # the source's tensors in another one, and in which
 
     @property
     def takes_trees(self) -> bool:
@@ -57,8 +63,9 @@ class DraftSpec:
     def write(self, directory: Path) -> None:
         """Writes `draft.json` into a directory."""
         content = dataclasses.asdict(self)
-        if self.num_source_layers is None:
-            del content["num_source_layers"]
+        for each in dataclasses.fields(self):  # what says nothing is left out, as releases before it wrote it
+            if each.name in _OPTIONAL and content[each.name] in (None, DEFAULT_PRECISION, {}):
+                del content[each.name]
         text = json.dumps(content, indent=2)
         (directory / SPEC_FILE).write_text(text + "\n", encoding="utf-8")
 

@@ -8,7 +8,7 @@ path: the target's own token is then among two or three of them far more often t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from outrider.common.tree import ROOT
@@ -73,6 +73,21 @@ class TreeDraft(Draft):
     values: tuple[float, ...] = ()  # the estimated chance that each node is accepted
     continuations: tuple[tuple[Continuations, ...], ...] = ()
     num_runs: int = 0  # of a draft model
+
+    def pruned(self, nodes: Sequence[int]) -> TreeDraft:
+        """Returns the tree of some nodes, in order, with each the one before it. Its children were not drawn."""
+        assert not self.supports, "what is drawn stays"
+        place = {ROOT: ROOT} | {node: index for index, node in enumerate(nodes)}
+        return replace(
+            self,
+            token_ids=tuple(self.token_ids[node] for node in nodes),
+            parents=tuple(place[self.parents[node]] for node in nodes),
+            signals=tuple(self.signals[node] for node in nodes if self.signals),
+            values=tuple(self.values[node] for node in nodes if self.values),
+            continuations=tuple(
+                self.continuations[row] for row in (0, *(node + 1 for node in nodes)) if self.continuations
+            ),
+        )
 
 
 class Expander(Protocol[Told_co]):

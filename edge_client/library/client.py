@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -59,9 +59,7 @@ class Client:
 
     def stream(self, prompt: str | Iterable[int], **sampling: object) -> Stream:
         """Returns the events of a generation, which starts at once. Arguments and errors as of `generate`."""
-        prepared = self._connection.prepare(prompt, sampling)
-        generation = self._connection.start(prepared, BlockingGeneration)
-        return Stream(prepared, generation, self._connection.tokenizer)
+        return open_stream(self._connection, prompt, sampling)
 
     def close(self, *, cancel: bool = False) -> None:
         """Waits until the generations under way in other threads have ended, or cancels them, and frees the draft.
@@ -74,6 +72,14 @@ class Client:
     def __exit__(self, kind: object, *exc: object) -> None:
         """Closes; after an error generations under way are cancelled."""
         self.close(cancel=kind is not None)
+
+
+def open_stream(
+    connection: Connection, prompt: str | Iterable[int], sampling: Mapping[str, object]
+) -> Stream:
+    """Returns the events of a generation over `connection`, which starts at once. Errors as of `Client.generate`."""
+    prepared = connection.prepare(prompt, sampling)
+    return Stream(prepared, connection.start(prepared, BlockingGeneration), connection.tokenizer)
 
 
 class Stream:

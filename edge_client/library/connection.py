@@ -11,10 +11,11 @@ from outrider.common.errors import ClosedError
 from outrider.common.process.extras import needs_extra
 from outrider.common.types import ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.library.settings import call_config, checked_prompt, naming_keys
-from outrider.edge_client.session.factory import create_link
-from outrider.edge_client.session.session import EdgeSession, new_session_id
+from outrider.edge_client.session.factory import OpenDraft, Surroundings
+from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.session.shared_edge import Prepared, SharedEdge, create_shared_edge
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
@@ -31,13 +32,22 @@ class Connection:
     on_timeout edge_only, which need no verifier, none is asked and `model` is None.
     """
 
-    def __init__(self, config: RunConfig, has_draft: bool | None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        has_draft: bool | None,
+        open_draft: OpenDraft | None = None,
+        surroundings: Surroundings | None = None,
+    ) -> None:
+        """`open_draft` opens another draft than that of the configuration; `surroundings` may bring another link than
+        that to the configured address."""
+        surroundings = surroundings or Surroundings()
         with needs_extra("edge", "outrider.connect"):
             import tokenizers  # noqa: F401
         with naming_keys():
             self.config = config
-            self.model = _ask(config)
-            self._shared: SharedEdge = create_shared_edge(config, has_draft)
+            self.model = _ask(config, surroundings)
+            self._shared: SharedEdge = create_shared_edge(config, has_draft, open_draft, surroundings)
         self._running: set[EdgeSession] = set()
         self._changed = threading.Condition()
         self._is_closed = False
@@ -47,13 +57,18 @@ class Connection:
         """Returns the tokenizer of draft and target."""
         return self._shared.edge.tokenizer
 
-    def prepare(self, prompt: str | Iterable[int], sampling: Mapping[str, object]) -> Prepared:
-        """Returns a session that is ready to start. Raises `UsageError` for the prompt or a setting, `ClosedError`
-        after `close`."""
+    def prepare(
+        self,
+        prompt: str | Iterable[int],
+        sampling: Mapping[str, object],
+        depth: DepthPolicy | None = None,
+    ) -> Prepared:
+        """Returns a session that is ready to start; `depth` replaces the configured policy. Raises `UsageError` for the
+        prompt or a setting, `ClosedError` after `close`."""
         self._check_open()
         config = call_config(self.config, sampling)
         with naming_keys():
-            return self._shared.prepare(checked_prompt(prompt, self.tokenizer.num_tokens), config)
+            return self._shared.prepare(checked_prompt(prompt, self.tokenizer.num_tokens), config, depth)
 
     def start(
         self, prepared: Prepared, create: Callable[[EdgeSession, bool, Callable[[], None]], GenerationT]
@@ -98,8 +113,8 @@ class Connection:
             self._changed.notify_all()
 
 
-def _ask(config: RunConfig) -> ModelInfo | None:
-    link = create_link(config, new_session_id())
+def _ask(config: RunConfig, surroundings: Surroundings) -> ModelInfo | None:
+    link = surroundings.create_link(config, surroundings.new_session_id())
     if config.mode is ExecutionMode.EDGE_ONLY or config.outage.on_timeout is OnTimeout.EDGE_ONLY:
         return None
     return link.describe(CONNECT_TIMEOUT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import operator
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from outrider.common.config.loader import did_you_mean, load_config, with_values
 from outrider.common.errors import ConfigError, UsageError
 from outrider.edge_client.config.daemon import SECTION
 from outrider.edge_client.config.flags import waiting_by_default, with_keys
+from outrider.edge_client.config.grammar import KEYS
 from outrider.edge_client.config.preset import with_preset
 from outrider.edge_client.config.request_config import NoEffectError, request_config
 from outrider.edge_client.config.request_settings import OF_OPENAI, OF_REQUESTS
@@ -111,6 +113,10 @@ def _as_values(given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _as_value(name: str, value: object) -> object:
+    if name == "json_schema" and isinstance(value, Mapping):
+        return json.dumps(value)
+    if name in KEYS.values() and isinstance(value, Path):
+        return value.read_text("utf-8")
     if not isinstance(_KNOWN[name].default, tuple):
         return value
     if isinstance(value, Mapping):

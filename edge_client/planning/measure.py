@@ -46,6 +46,9 @@ PROMPTS = (
     "Once upon a time there was a",
 )
 
+Prompt = str | Sequence[int]  # text, or token ids
+Errand = tuple[RunConfig, Prompt, int]  # a session to run: configuration, prompt, seed
+
 
 @dataclass(slots=True)
 class Samples:
@@ -58,7 +61,6 @@ class Samples:
     sessions: list[list[tuple[int, int]]] = field(default_factory=list)
     token_gaps_s: list[float] = field(default_factory=list)
     source_rounds: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    num_draft_tokens: int = 0
     model: ModelInfo | None = None
 
 
@@ -83,7 +85,7 @@ class MeasuredParts:
 def measure(
     edge: Edge,
     *,
-    prompts: Sequence[str] = PROMPTS,
+    prompts: Sequence[Prompt] = PROMPTS,
     seconds: float,
     on_progress: Callable[[float, int], None] = lambda share, num_rounds: None,
     clock: Callable[[], float] = time.monotonic,
@@ -91,39 +93,65 @@ def measure(
     """Returns what sessions of `seconds` measured. Raises `LinkError` and what else a session raises."""
     samples, end_s = Samples(), clock() + seconds
     begin_s = end_s - seconds
-    for config, prompt, seed in _errands(edge.config, prompts, seconds, samples):
-        session = edge.session(prompt, seed, config)
-        for _ in session.generate():
-            on_progress(min(1.0, (clock() - begin_s) / seconds), len(samples.rounds))
-            if clock() >= end_s:
-                session.cancel()
-        stats = session.result.stats
-        samples.model = session.result.model or samples.model
-        answered = [each for each in stats.rounds[1:] if each.is_answered]
-        if config.mode is ExecutionMode.CO_LOCATED:
-            rounds = samples.source_rounds.setdefault(config.draft_source, [])
-            rounds += streamed_rounds(stats.token_times_ns)
-        elif config.tree.use != "off":
-            samples.trees += [each for each in answered if each.main_path is not None]
-        else:
-            samples.rounds += answered
-            if stats.rounds and all(each.is_answered for each in stats.rounds):
-                samples.sessions.append(
-                    [(each.num_accepted_tokens, each.num_draft_tokens) for each in stats.rounds]
-                )
-        if config.mode is ExecutionMode.CLOUD_ONLY:
-            times_ns = stats.token_times_ns[1:]
-            samples.token_gaps_s += [(after - before) / 1e9 for before, after in pairwise(times_ns)]
+
+    def is_over() -> bool:
+        on_progress(min(1.0, (clock() - begin_s) / seconds), len(samples.rounds))
+        return clock() >= end_s
+
+    for errand in errands(edge.config, prompts, seconds, samples):
+        run_errand(edge, errand, samples, is_over)
         if clock() >= end_s:
             return samples
     raise AssertionError("errands never end")
 
 
-def _errands(
-    config: RunConfig, prompts: Sequence[str], seconds: float, samples: Samples
-) -> Iterator[tuple[RunConfig, str, int]]:
-    """Yields the sessions to run: configuration, prompt, seed. A slow round is waited for and measured. Which
-    draft sources there are is known after the first one."""
+def run_errand(
+    edge: Edge, errand: Errand, samples: Samples, is_over: Callable[[], bool] = lambda: False
+) -> None:
+    """Runs one session and adds what it measured; asks after each token whether to end it."""
+    config, prompt, seed = errand
+    session = edge.session(prompt, seed, config)
+    for _ in session.generate():
+        if is_over():
+            session.cancel()
+    stats = session.result.stats
+    samples.model = session.result.model or samples.model
+    answered = [each for each in stats.rounds[1:] if each.is_answered]
+    if config.mode is ExecutionMode.CO_LOCATED:
+        rounds = samples.source_rounds.setdefault(config.draft_source, [])
+        rounds += streamed_rounds(stats.token_times_ns)
+    elif config.tree.use != "off":
+        samples.trees += [each for each in answered if each.main_path is not None]
+    else:
+        samples.rounds += answered
+        if stats.rounds and all(each.is_answered for each in stats.rounds):
+            samples.sessions.append(
+                [(each.num_accepted_tokens, _num_judged(edge, config, each)) for each in stats.rounds]
+            )
+    if config.mode is ExecutionMode.CLOUD_ONLY:
+        times_ns = stats.token_times_ns[1:]
+        samples.token_gaps_s += [(after - before) / 1e9 for before, after in pairwise(times_ns)]
+
+
+def _num_judged(edge: Edge, config: RunConfig, round_: RoundRecord) -> int:
+    """Returns the drafted tokens of a round. A copy of earlier text ends where there is nothing to copy, mostly before
+    its first token; what it lacks counts as rejected."""
+    asked = config.depth.num_speculative_tokens
+    if asked is None or edge.draft is None or edge.draft.signal_names:
+        return round_.num_draft_tokens
+    return max(asked, round_.num_draft_tokens)
+
+
+def errands(
+    config: RunConfig,
+    prompts: Sequence[Prompt],
+    seconds: float,
+    samples: Samples,
+    *,
+    has_sources: bool = True,
+) -> Iterator[Errand]:
+    """Yields the sessions to run, without end. A slow round is waited for and measured. Which draft sources there are
+    is known after the first one; `has_sources` says whether they are measured too."""
     own_prompts, seeds = cycle(prompts), count(1 if config.seed is None else config.seed)
     for turn in count():
         num_tokens = FIRST_TOKENS if turn == 0 else LATER_TOKENS
@@ -143,7 +171,7 @@ def _errands(
             if number % 3 == 0:
                 yield replace(common, mode=ExecutionMode.CLOUD_ONLY), prompt, next(seeds)
             if number == 2:
-                for source in _sources(samples.model, config):
+                for source in _sources(samples.model, config) if has_sources else ():
                     yield _co_located(common, source), prompt, next(seeds)
         trees = [with_values(speculative, tree=nodes) for nodes in NODES]
         for config_of_trees in trees if not why_no_tree(trees[0]) else ():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from outrider.edge_client.controller.cost_model import (
     LinkCosts,
@@ -200,6 +201,37 @@ class Plan:
 
     def _lengths(self) -> range:
         return range(1, len(self.lengths) + 1)
+
+
+def complete_parts(
+    *,
+    draft_token: Known,
+    target_token: Known,
+    rtt: Known,
+    acceptance: tuple[Known, ...],
+    **others: Any,
+) -> PlanParts:
+    """Returns parts of which `others` may lack some or be None: what is assumed then has the source `ASSUMED`."""
+    tree_base_s = SETTINGS.tree_base_tokens * draft_token.value
+    tree_node_s = SETTINGS.tree_node_share * draft_token.value
+    defaults = {
+        "draft_fixed": Known(0.0, ASSUMED),
+        "verify_fixed": Known(target_token.value, ASSUMED),
+        "verify_token": Known(0.0, ASSUMED),
+        "colocated_draft_token": Known(draft_token.value, ASSUMED),
+        "tree_base": Known(tree_base_s, ASSUMED),
+        "tree_node": Known(tree_node_s, ASSUMED),
+        "rate_up": Known(math.inf, ASSUMED),
+        "rate_down": Known(math.inf, ASSUMED),
+    }
+    given = {name: value for name, value in others.items() if value is not None}
+    return PlanParts(
+        draft_token=draft_token,
+        target_token=target_token,
+        rtt=rtt,
+        acceptance=acceptance,
+        **(defaults | given),
+    )
 
 
 def make_plan(parts: PlanParts, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Plan:

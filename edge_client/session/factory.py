@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +15,14 @@ from outrider.common.sampling.processors import check_sampling_params, on_wire
 from outrider.common.stopping import check_stop_params
 from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
+from outrider.edge_client.config.grammar import make_grammar
 from outrider.edge_client.config.methods import check_method, draft_source, make_method_params, support_size
 from outrider.edge_client.config.preset_section import BIG_LITTLE
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.config.tree import tree_budget, tree_use
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.conditions import Conditions
+from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
@@ -28,6 +30,7 @@ from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionO
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.onnx.runner import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
+from outrider.edge_client.session.grammars import EdgeGrammars
 from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline
@@ -74,6 +77,7 @@ class Edge:
     dropout_cost: DropoutCost | None = None  # where the draft tells variance
     acceptance_prior: AcceptancePrior = field(default_factory=AcceptancePrior)
     surroundings: Surroundings = field(default_factory=Surroundings)
+    grammars: EdgeGrammars | None = None  # None: no session has one
 
     def session(
         self,
@@ -81,10 +85,12 @@ class Edge:
         seed: int,
         config: RunConfig | None = None,
         draft: DraftModel | None = None,
+        depth: DepthPolicy | None = None,
     ) -> EdgeSession:
-        """Returns a session. `prompt` is text or token ids; `config` is this session's own configuration, and
-        `draft` replaces the loaded one where several sessions share it. Raises `UsageError` for parameters
-        out of range, for an empty prompt and for a mode that needs a draft where none is loaded."""
+        """Returns a session. `prompt` is text or token ids; `config` is this session's own configuration, `draft`
+        replaces the loaded one where several sessions share it, and `depth` the configured policy. Raises
+        `UsageError` for parameters out of range, for an empty prompt and for a mode that needs a draft where none is
+        loaded."""
         prompt_ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not prompt_ids:
             raise UsageError("the prompt is empty")
@@ -107,7 +113,8 @@ class Edge:
                 config, options, session_id, self.surroundings, self.tokenizer.num_tokens
             ),
             draft=self._draft_for(options.mode, draft),
-            depth=create_depth_policy(config.depth_policy, config.depth.num_speculative_tokens, conditions),
+            depth=depth
+            or create_depth_policy(config.depth_policy, config.depth.num_speculative_tokens, conditions),
             window=window,
             conditions=conditions if is_observed else None,
             gate=create_gate(gating, self.draft, self.tokenizer.decoder),
@@ -132,6 +139,9 @@ class Edge:
     def _make_options(self, config: RunConfig, seed: int) -> SessionOptions:
         num_tokens = self.tokenizer.num_tokens
         sampling = make_sampling(config, seed, tuple(map(self._encode_word, config.sampling.bad_word)))
+        if (grammar := make_grammar(config.grammar)) is not None:
+            assert self.grammars is not None, "an edge with a tokenizer compiles grammars"
+            sampling = replace(sampling, grammar=self.grammars.compile(grammar))
         stop = StopParams(
             config.max_new_tokens, config.stop.token_ids, config.stop.strings, config.stop.ignore_eos
         )
@@ -159,17 +169,29 @@ class Edge:
         )
 
     def _encode_word(self, word: str) -> TokenIds:
-        return tuple(self.tokenizer.encode(word))
+        return tuple(self.tokenizer.encode(word, is_complete=True))  # a word begins no text
 
     def close(self) -> None:
-        """Frees the draft."""
+        """Frees the draft and the grammars."""
+        if self.grammars is not None:
+            self.grammars.close()
         if self.draft is not None:
             self.draft.close()
 
 
-def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
-    """Loads the tokenizer and, where the mode drafts here or `has_draft` is true, the draft. Raises
-    `ModelError`, `IncompatibleError`, and `UsageError` for flags that do not go together."""
+OpenDraft = Callable[[RunConfig, Path, EdgeTokenizer], DraftModel]
+"""Opens a draft of a configuration, in the directory of the given tokenizer. Raises `ModelError` and `UsageError`."""
+
+
+def create_edge(
+    config: RunConfig,
+    has_draft: bool | None = None,
+    open_draft: OpenDraft | None = None,
+    surroundings: Surroundings | None = None,
+) -> Edge:
+    """Loads the tokenizer and, where the mode drafts here or `has_draft` is true, the draft: the one that `open_draft`
+    opens, else that of the configuration. Raises `ModelError`, `IncompatibleError`, and `UsageError` for flags that do
+    not go together."""
     check_method(config)
     gate_settings(config)
     tree_budget(config)
@@ -186,13 +208,23 @@ def create_edge(config: RunConfig, has_draft: bool | None = None) -> Edge:
         raise UsageError(hint.format(directory))
     tokenizer = EdgeTokenizer(directory / "tokenizer.json")
     start_s = time.perf_counter()
-    draft = _create_draft(config, directory, tokenizer) if has_draft else None
+    draft = (open_draft or _create_draft)(config, directory, tokenizer) if has_draft else None
     load_ms = (time.perf_counter() - start_s) * 1e3
     is_slowed = has_draft and config.min_draft_ms > 0
     labels = [f"min-draft-ms={config.min_draft_ms:g}"] if is_slowed else []
     if config.preset.name == BIG_LITTLE:
         labels.append(f"preset={BIG_LITTLE} (approximate)")
-    return Edge(config, tokenizer, draft, load_ms, tuple(labels), _dropout_cost(draft))
+    eos_token_ids = tuple(draft.eos_token_ids) if draft is not None else ()
+    return Edge(
+        config,
+        tokenizer,
+        draft,
+        load_ms,
+        tuple(labels),
+        _dropout_cost(draft),
+        surroundings=surroundings or Surroundings(),
+        grammars=EdgeGrammars(directory / "tokenizer.json", tokenizer.num_tokens, eos_token_ids),
+    )
 
 
 def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) -> DraftModel:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from outrider.common.types import Method, SamplingParams
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
+from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.base import DraftModel, ServesOwners
 from outrider.edge_client.drafting.pool import DraftLease, SequencePool
 from outrider.edge_client.drafting.registry import has_draft_files
 from outrider.edge_client.drafting.union import UnionModel
-from outrider.edge_client.session.factory import Edge, create_edge, draw_seed
+from outrider.edge_client.session.factory import Edge, OpenDraft, Surroundings, create_edge, draw_seed
 from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.session.usage import make_usage
 
@@ -64,13 +65,19 @@ class SharedEdge:
         """Returns their KV in bytes."""
         return self._pool.num_idle_bytes if self._pool else 0
 
-    def prepare(self, prompt: str | Sequence[int], config: RunConfig, owner: str = "") -> Prepared:
+    def prepare(
+        self,
+        prompt: str | Sequence[int],
+        config: RunConfig,
+        depth: DepthPolicy | None = None,
+        owner: str = "",
+    ) -> Prepared:
         """Returns a session for a prompt, text or token ids; encoding a long one takes time. A draft that keeps texts
-        keeps those of each `owner` apart. Raises what `Edge.session` raises."""
+        keeps those of each `owner` apart. Raises what `Edge.session` raises, to which `depth` is given."""
         prompt_ids = self.edge.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         seed = draw_seed() if config.seed is None else config.seed
         lease = self._lease(config)
-        session = self.edge.session(prompt_ids, seed, config, self._draft_of(owner, lease))
+        session = self.edge.session(prompt_ids, seed, config, self._draft_of(owner, lease), depth)
         return Prepared(session, config, seed, prompt_ids, lease)
 
     def warm_up(self) -> None:
@@ -110,11 +117,17 @@ class SharedEdge:
         return self._pool.lease()
 
 
-def create_shared_edge(config: RunConfig, has_draft: bool | None = None) -> SharedEdge:
+def create_shared_edge(
+    config: RunConfig,
+    has_draft: bool | None = None,
+    open_draft: OpenDraft | None = None,
+    surroundings: Surroundings | None = None,
+) -> SharedEdge:
     """Loads the tokenizer and the draft, where there is one unless `has_draft` says otherwise: a request may choose
-    another mode. Raises what `create_edge` raises."""
+    another mode. Arguments and errors as of `create_edge`."""
     draft = config.draft
     if has_draft is None:
         is_there = has_draft_files(draft.strategy, draft_dir(config), draft.backend)
         has_draft = config.mode.has_draft or is_there
-    return SharedEdge(create_edge(config, has_draft=has_draft), int(config.serve.draft_cache_mb * 2**20))
+    edge = create_edge(config, has_draft, open_draft, surroundings)
+    return SharedEdge(edge, int(config.serve.draft_cache_mb * 2**20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from outrider.edge_client.config.methods import is_reproducible, judging_method
 from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.controller.slow_draft import target_step_ms
 from outrider.edge_client.session.session import SessionResult
 
 # Of the summary that `run --json` prints too.
@@ -58,6 +59,7 @@ def make_extras(
 ) -> dict[str, object]:
     """Returns `usage.outrider`: how the text was made, and its counts and times."""
     stats, method = result.stats.summary(result.origins), judging_method(config)
+    target_ms = target_step_ms(result.stats)
     num_unverified = result.num_unverified_tokens
     return {
         "seed": seed,
@@ -71,4 +73,5 @@ def make_extras(
         "num_approximate_tokens": sum(result.token_is_approximate),
         "num_reused_draft_tokens": num_reused_tokens,
         **{name: stats.get(name) for name in _FROM_STATS},
+        "cloud_only_ms_per_token": None if target_ms is None else round(target_ms, 3),  # an estimate
     }

@@ -75,9 +75,13 @@ class EdgeTokenizer:
             self._known_characters.add(each)
         return False
 
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Returns the text of some tokens, with the names of special ones."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
     def token_text(self, token_id: int) -> str:
         """Returns one token's text, of a special token its name; a part of a character is U+FFFD."""
-        return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
+        return self.decode([token_id])
 
     def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
         """Returns a new incremental decoder: it takes an id and returns the text that became complete with

@@ -9,10 +9,12 @@ from outrider.experiments.report.naming import CLOUD_ONLY, EDGE_ONLY, TPOT, Arm,
 from outrider.experiments.report.numbers import counted, interval, listed, spread, times, with_interval
 from outrider.experiments.report.verdicts import aa_factor
 from outrider.experiments.report.view import View
-from outrider.experiments.sweep.config.schema import SIMULATED
+from outrider.experiments.sweep.config.schema import DIRECT, SIMULATED
 from outrider.experiments.sweep.results.records import CellRow
 
 FEWEST_REPEATS = 3
+FEWEST_REQUESTS = 30
+BUSY_SHARE = 0.25  # of the cores: other work then moves times by more than an A/A pair shows
 LOSS = "target_nats_per_token"
 
 
@@ -143,6 +145,36 @@ def _widest(measure: Mapping[str, Any]) -> float:
     return max([1.0, *(max(end, 1 / end) for end in ends)])
 
 
+def _load(view: View) -> Iterator[str]:
+    machine = view.results.manifest.machine
+    load, cores = machine.get("load_average"), machine.get("usable_cores") or machine.get("cores")
+    if load is not None and cores and load >= BUSY_SHARE * cores:
+        yield f"Other work ran when the sweep began: a load of {load:g} on {counted(cores, 'core')}."
+
+
+def _calibration(view: View) -> Iterator[str]:
+    """Says whether links gave their nominal delay and rate; a direct or simulated one has none to give."""
+    if all(cell.realisation in (DIRECT, SIMULATED) for cell in view.sweep.cells):
+        return
+    points = view.results.manifest.calibration
+    shares = [float(point["share"]) for point in points if "share" in point]
+    if not shares:
+        yield "Whether the links gave their nominal delay was not measured with this sweep."
+    elif max(shares) > 1:
+        num = sum(share > 1 for share in shares)
+        yield (
+            f"{num} of {counted(len(shares), 'calibration point')} missed the nominal value by more than its "
+            f"tolerance, the worst by {max(shares):.1f} times that: see “How it was run”."
+        )
+
+
+def _requests_a_point(view: View) -> Iterator[str]:
+    counts = [num for cell in view.cells if (num := len(view.requests_of(cell)))]
+    if counts and min(counts) < FEWEST_REQUESTS:
+        what = spread(sorted({min(counts), max(counts)}))
+        yield f"A point is the mean of {what} requests; fewer than {FEWEST_REQUESTS} leave wide intervals."
+
+
 def _few_repeats(view: View) -> Iterator[str]:
     repeats = {cell.id: len({row.repeat for row in view.requests_of(cell)}) for cell in view.cells}
     few = [number for number in repeats.values() if 0 < number < FEWEST_REPEATS]
@@ -163,6 +195,9 @@ _CHECKS: tuple[Callable[[View], Iterator[str]], ...] = (
     _spread_of_equals,
     _errors,
     _inexact,
+    _load,
+    _calibration,
+    _requests_a_point,
     _few_repeats,
     _baselines,
     _labels,

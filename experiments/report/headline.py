@@ -18,6 +18,13 @@ LOSS, EVEN, WIN, NOTE = "loss", "even", "win", "note"
 class _Statement:
     kind: str  # LOSS, EVEN, WIN or NOTE
     text: str
+    rival: str = ""  # what speculation is compared with
+
+    @property
+    def tag(self) -> str:
+        """Returns the comparison in short."""
+        words = {LOSS: "slower than", EVEN: "even with", WIN: "faster than"}
+        return f"{words[self.kind]} {self.rival}" if self.rival else "note"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +61,18 @@ def statements(found: Sequence[Verdict]) -> list[_Statement]:
         if lost:
             ratios = ratio_spread([1 / v.against[kind].ratio for v in lost])
             text = f"{kind} is {ratios} times as fast as speculation over the link {_where(lost, found)}."
-            lines.append(_Statement(LOSS, text[:1].upper() + text[1:]))
+            lines.append(_Statement(LOSS, text[:1].upper() + text[1:], kind))
     for kind in RIVALS:
         even = [v for v in found if v.outcomes.get(kind) is Relation.EVEN]
         if even:
             text = f"Speculation over the link and {kind} cannot be told apart {_where(even, found)}."
-            lines.append(_Statement(EVEN, text))
+            lines.append(_Statement(EVEN, text, kind))
     for kind in RIVALS:
         won = [v for v in found if v.outcomes.get(kind) is Relation.BETTER]
         if won:
             ratios = ratio_spread([v.against[kind].ratio for v in won])
             text = f"Speculation over the link is {ratios} times as fast as {kind} {_where(won, found)}."
-            lines.append(_Statement(WIN, text))
+            lines.append(_Statement(WIN, text, kind))
     unknown = [v for v in found if not v.outcomes]
     if unknown:
         text = f"Nothing to compare {_where(unknown, found)}: cloud-only and co-located did not run there."
@@ -100,7 +107,7 @@ def _row(view: View, setting: Setting, verdict: Verdict) -> _WinnerRow:
         kind=kind,
         link=verdict.name,
         rtt=spread([verdict.rtt_ms]),
-        winner=verdict.winner or ("not clear" if verdict.outcomes else "not compared"),
+        winner=verdict.winner or (" or ".join(verdict.contenders) if verdict.outcomes else "not compared"),
         speculation=_tpot(best),
         arm=_arm(view, best),
         rivals=tuple(_tpot(verdict.rivals.get(each)) for each in RIVALS),

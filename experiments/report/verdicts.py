@@ -58,6 +58,12 @@ class Verdict:
             return "speculation"
         return ""
 
+    @property
+    def contenders(self) -> list[str]:
+        """Returns what cannot be told apart at the front where nobody wins: speculation, and the rivals it does not
+        beat."""
+        return ["speculation", *(kind for kind, each in self.outcomes.items() if each is not Relation.BETTER)]
+
 
 def verdicts(view: View, setting: Setting) -> list[Verdict]:
     """Returns a verdict a link, by RTT; links are told apart by everything but the seed."""

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from outrider.cloud_verifier.config import SCOPE, ServeConfig
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.server.entrance import Entrance
 from outrider.cloud_verifier.server.server import VerifierServer, run_until_signalled
 from outrider.common.config.loader import add_flags, given_flags, load_config

@@ -10,7 +10,16 @@ The first import on a machine compiles for about 10 s (`outrider.kernels.host.co
 """
 
 from outrider.kernels.host.exp import entropy, logsumexp
+from outrider.kernels.host.masks import mask_scores
 from outrider.kernels.host.search import gumbel_argmax, gumbel_argmax_draft, sample
 from outrider.kernels.host.truncation import truncation_threshold
 
-__all__ = ["entropy", "gumbel_argmax", "gumbel_argmax_draft", "logsumexp", "sample", "truncation_threshold"]
+__all__ = [
+    "entropy",
+    "gumbel_argmax",
+    "gumbel_argmax_draft",
+    "logsumexp",
+    "mask_scores",
+    "sample",
+    "truncation_threshold",
+]

@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks import results_file
 from benchmarks.gpu_paths import run as gpu_paths
+from benchmarks.library import run as library
 from benchmarks.quantised import run as quantised
 from benchmarks.results_file import run_modules
 from benchmarks.trees import run as trees
@@ -19,7 +20,7 @@ from outrider.common.errors import UsageError
 from outrider.experiments.shared.results import Measure
 
 
-@pytest.mark.parametrize("bench", [trees, gpu_paths, quantised])
+@pytest.mark.parametrize("bench", [trees, gpu_paths, library, quantised])
 def test_every_stage_has_its_module(bench: SimpleNamespace) -> None:
     package = bench.__name__.rpartition(".")[0]
     assert [each for each in bench.STAGES if not importlib.util.find_spec(f"{package}.{each}")] == []

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import generate_latest
+from prometheus_client import Counter, generate_latest
 from support.dev_security import make_dev_security
 from support.fakes import FakeBackend
 
@@ -21,6 +21,7 @@ from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.metrics import make_registry
 from outrider.cloud_verifier.server.model_info import make_model_info
+from outrider.edge_client.daemon.metrics import DaemonMetrics, DaemonState
 
 ROOT = Path(__file__).resolve().parents[2]
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -31,8 +32,10 @@ RULES = [
 ]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
-BOARD = json.loads((MONITORING / "grafana-board.json").read_text())
-_SERIES = re.compile(r"\b((?:outrider_verifier|process)_\w+)(?:\{([^}]*)\})?")
+BOARDS = [
+    json.loads((MONITORING / name).read_text()) for name in ("grafana-board.json", "grafana-edge-board.json")
+]
+_SERIES = re.compile(r"\b((?:outrider_verifier|outrider_edge|process)_\w+)(?:\{([^}]*)\})?")
 _LABEL = re.compile(r"(\w+)\s*(?:=~|!=|!~|=)")
 _OF_THE_SCRAPE = {"instance", "job", "namespace", "pod"}
 
@@ -40,7 +43,7 @@ _OF_THE_SCRAPE = {"instance", "job", "namespace", "pod"}
 def expressions() -> Iterator[tuple[str, str]]:
     for rule in RULES:
         yield rule.get("alert") or rule["record"], rule["expr"]
-    for panel in BOARD["panels"]:
+    for panel in (panel for board in BOARDS for panel in board["panels"]):
         for target in panel.get("targets", ()):
             yield panel["title"], target["expr"]
     adapter = yaml.safe_load((MONITORING / "prometheus-adapter.yaml").read_text())
@@ -49,12 +52,17 @@ def expressions() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """Names of the series of a real scrape, with the labels each has."""
+    """Names of the series of real scrapes of a verifier and of a daemon, with the labels each has."""
     settings = make_dev_security(tmp_path_factory.mktemp("certs")).serve_settings
     config = ServeConfig(**{key: Path(value) for key, value in settings.items()})  # type: ignore[arg-type]
     backend = FakeBackend()
     engine = Engine(backend, make_model_info(backend, config))
     text = generate_latest(make_registry(engine, lambda: 0, ServerSecurity(config))).decode()
+    daemon = DaemonMetrics(lambda: DaemonState("outrider", 0, 0, 1, 0, 0, True))
+    for counter in vars(daemon).values():
+        if isinstance(counter, Counter) and counter._labelnames:
+            counter.labels(*counter._labelnames).inc()
+    text += daemon.text().decode()
     found: dict[str, set[str]] = {}
     for line in text.splitlines():
         if not line.startswith("#"):
@@ -69,7 +77,7 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize(("where", "expression"), list(expressions()))
-def test_every_series_named_is_one_that_a_verifier_exposes(
+def test_every_series_named_is_one_that_is_exposed(
     where: str, expression: str, exposed: dict[str, set[str]]
 ) -> None:
     named = _SERIES.findall(expression)
@@ -82,7 +90,11 @@ def test_every_series_named_is_one_that_a_verifier_exposes(
 
 
 def test_recorded_names_are_recorded() -> None:
-    used = {name for _, expression in expressions() for name in re.findall(r"outrider:\w+:\w+", expression)}
+    used = {
+        name
+        for _, expression in expressions()
+        for name in re.findall(r"outrider(?:_edge)?:\w+:\w+", expression)
+    }
     assert used <= RECORDED
 
 
@@ -95,12 +107,13 @@ def test_every_alert_says_how_bad_it_is_and_where_it_is_explained(alert: dict[st
     assert alert["alert"] in headings
 
 
-def test_the_board_is_whole() -> None:
-    ids = [panel["id"] for panel in BOARD["panels"]]
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board["uid"])
+def test_a_board_is_whole(board: dict[str, Any]) -> None:
+    ids = [panel["id"] for panel in board["panels"]]
     assert len(ids) == len(set(ids))
-    places = [tuple(panel["gridPos"][key] for key in "xy") for panel in BOARD["panels"]]
+    places = [tuple(panel["gridPos"][key] for key in "xy") for panel in board["panels"]]
     assert len(places) == len(set(places)), "two panels lie on one another"
-    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in BOARD["panels"])
+    assert all(panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24 for panel in board["panels"])
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool on this machine")

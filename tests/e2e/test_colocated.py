@@ -17,7 +17,7 @@ from support.processes.pairs import EMBEDDED, Pair
 from support.processes.server import serving
 from test_same_text import VOCAB, make_prompt
 
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.server.cli import main
 from outrider.common.errors import LinkError, RoundFailedError
 from outrider.common.types import GeneratedTokens, Origin, SamplingParams, SessionResponse, StopParams

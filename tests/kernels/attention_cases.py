@@ -24,12 +24,12 @@ from benchmarks.gpu_check.attention_cases import (
     make_text,
     random_batch,
 )
-from outrider.cloud_verifier.backends import paged
-from outrider.cloud_verifier.backends.attention import AttentionRule
+from outrider.cloud_verifier.backends.attention import paged
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
+from outrider.cloud_verifier.backends.attention.plan import AttentionRule
 from outrider.cloud_verifier.backends.exact_rows import check_attention, use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.packing import PackedSequence
-from outrider.cloud_verifier.backends.paged import PagedPlanner
 from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError

@@ -18,12 +18,12 @@ from support.models import make_tiny_target
 from torch.nn.functional import linear
 
 from benchmarks.gpu_check.stand_ins import RunAgain
+from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.decoder_config import make_decoder_config, with_defaults
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.paged import PagedPlanner
 from outrider.cloud_verifier.backends.products.row_plan import ON_GPU, RowPlan
 from outrider.cloud_verifier.backends.products.ways import OwnKernel
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
@@ -87,7 +87,7 @@ def test_replayed_steps_have_the_logits_of_the_decoder_for_a_cpu(tmp_path: Path,
         np.testing.assert_allclose(ours, theirs, atol=most, err_msg=f"step {number}")
     assert capture.num_captures and capture.num_replays >= 3, vars(capture)
     backend.check_integrity()
-    for pool in backend._pools:
+    for pool in backend.memory.tensors:
         if pool.is_floating_point():
             pool.fill_(torch.nan)  # as others may leave it
     for ours, theirs in zip(steps_of(backend), found, strict=True):

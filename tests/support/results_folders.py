@@ -139,7 +139,9 @@ def make_manifest(**changes: Any) -> Manifest:
         machine={"cpu": "a processor", "cores": 2, "kernel": "6.1", "congestion_control": "cubic"},
         seeds={"sweep": 1},
         realisation={"rtt1": {"realisation": "tun", "kernel": "6.1"}},
-        calibration=[{"link": "rtt1", "nominal_ms": 1.0, "measured_ms": 1.1, "within": True}],
+        calibration=[
+            {"what": "rtt", "rtt_ms": 1.0, "nominal": 1.0, "measured": 1.1, "tolerance": 0.5, "share": 0.2}
+        ],
         started="2025-06-01T12:00:00Z",
         finished="2025-06-01T13:00:00Z",
         versions={"onnxruntime": "1.31"},

@@ -18,17 +18,12 @@ from outrider.common.types import SamplingParams
 from outrider.training.common.schedule import Phase
 from outrider.training.heads.eagle import EagleConfig, EagleTrainer
 from tests.training.test_target import toy_stream
+from tests.training.toy_heads import SHORT
 
 CONFIG = EagleConfig(
     tokens=64 * 16,
-    phases=(Phase(0.0, 16, 4),),
-    target_share=0.5,
-    target_text_tokens=150,
-    sample_rows=8,
-    sample_prompt=4,
-    sample_tokens=16,
-    num_threads=1,
     num_steps=3,
+    **SHORT,
 )
 
 

@@ -10,43 +10,30 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from torch import Tensor
 
 from outrider.common.models.fingerprint import target_fingerprint
 from outrider.training.common.model import create_model, save_model
 from outrider.training.common.optim import Muon
-from outrider.training.common.schedule import Phase
 from outrider.training.heads.command import main
 from outrider.training.heads.directory import read_heads, write_heads
 from outrider.training.heads.joint import JointConfig, JointTrainer
 from outrider.training.heads.model import KINDS, Heads, HeadsShape
 from outrider.training.heads.trainer import HeadsConfig, HeadsTrainer
 from tests.training.test_target import TOY, toy_stream
+from tests.training.toy_heads import SHORT, kl, make_toy_heads_target, train_whole_and_in_slices
 
 CONFIG = HeadsConfig(
     shape=HeadsShape(num_heads=3, num_blocks=2),
     tokens=64 * 60,
-    phases=(Phase(0.0, 16, 4),),
-    target_share=0.5,
     rows_share=1.0,
-    target_text_tokens=150,
-    sample_rows=8,
-    sample_prompt=4,
-    sample_tokens=16,
-    num_threads=1,
+    **SHORT,
 )
 both_kinds = pytest.mark.parametrize("kind", sorted(KINDS))
 
 
 @pytest.fixture(scope="module")
 def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = create_model(TOY)
-    for weight in (model.lm_head.weight, *(layer.mlp.down_proj.weight for layer in model.model.layers)):
-        torch.nn.init.normal_(weight, std=0.5)
-    directory = tmp_path_factory.mktemp("target")
-    save_model(model, directory)
-    return directory
+    return make_toy_heads_target(tmp_path_factory.mktemp("target"))
 
 
 def config_of(kind: str) -> HeadsConfig:
@@ -107,23 +94,11 @@ def test_a_head_learns_the_targets_row_of_the_token_it_guesses(
     assert all(param.grad is not None and param.grad.abs().max() > 0 for param in heads.parameters())
 
 
-def kl(target: Tensor, guess: Tensor) -> Tensor:
-    target_log, guess_log = target.log_softmax(-1), guess.log_softmax(-1)
-    return (target_log.exp() * (target_log - guess_log)).sum()
-
-
 @both_kinds
 def test_slices_of_one_run_give_the_same_weights(kind: str, target_dir: Path, tmp_path: Path) -> None:
     config = replace(config_of(kind), tokens=64 * 4, rows_share=0.5)
-    assert HeadsTrainer(config, target_dir, toy_stream(), tmp_path / "whole").train()
-    for _ in range(10):
-        sliced = HeadsTrainer(
-            replace(config, slice_minutes=1e-6), target_dir, toy_stream(), tmp_path / "sliced"
-        )
-        sliced.resume()
-        if sliced.train():
-            break
-    whole, parts = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "sliced"))
+    directories = train_whole_and_in_slices(HeadsTrainer, config, target_dir, tmp_path)
+    whole, parts = ((each / "model.safetensors").read_bytes() for each in directories)
     assert whole == parts
 
 

@@ -11,36 +11,22 @@ import pytest
 import torch
 
 from outrider.common.models.fingerprint import target_fingerprint
-from outrider.training.common.model import create_model, save_model
-from outrider.training.common.schedule import Phase
 from outrider.training.heads.layerskip import LayerSkipConfig, LayerSkipTrainer
-from tests.training.test_heads import kl
-from tests.training.test_target import TOY, toy_stream
+from tests.training.test_target import toy_stream
+from tests.training.toy_heads import SHORT, kl, make_toy_heads_target, train_whole_and_in_slices
 
 NUM_LAYERS = 4
 CONFIG = LayerSkipConfig(
     exit_layer=2,
     tokens=64 * 60,
-    phases=(Phase(0.0, 16, 4),),
-    target_share=0.5,
     rows_share=1.0,
-    target_text_tokens=150,
-    sample_rows=8,
-    sample_prompt=4,
-    sample_tokens=16,
-    num_threads=1,
+    **SHORT,
 )
 
 
 @pytest.fixture(scope="module")
 def target_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(0)
-    model = create_model(TOY, NUM_LAYERS)
-    for weight in (model.lm_head.weight, *(layer.mlp.down_proj.weight for layer in model.model.layers)):
-        torch.nn.init.normal_(weight, std=0.5)
-    directory = tmp_path_factory.mktemp("target")
-    save_model(model, directory)
-    return directory
+    return make_toy_heads_target(tmp_path_factory.mktemp("target"), NUM_LAYERS)
 
 
 def test_the_exit_comes_nearer_and_what_is_written_names_the_new_target(
@@ -112,17 +98,8 @@ def test_dropout_rises_over_depth_and_over_the_run_and_a_dropped_layer_adds_noth
 
 def test_slices_of_one_run_give_the_same_weights(target_dir: Path, tmp_path: Path) -> None:
     config = replace(CONFIG, tokens=64 * 4, rows_share=0.5, layer_dropout=0.9)
-    assert LayerSkipTrainer(config, target_dir, toy_stream(), tmp_path / "whole").train()
-    for _ in range(10):
-        sliced = LayerSkipTrainer(
-            replace(config, slice_minutes=1e-6), target_dir, toy_stream(), tmp_path / "sliced"
-        )
-        sliced.resume()
-        if sliced.train():
-            break
-    whole, parts = (
-        (tmp_path / name / "target" / "model.safetensors").read_bytes() for name in ("whole", "sliced")
-    )
+    directories = train_whole_and_in_slices(LayerSkipTrainer, config, target_dir, tmp_path)
+    whole, parts = ((each / "target/model.safetensors").read_bytes() for each in directories)
     assert whole == parts
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE, Float32, QuantizedMatrix
-from outrider.edge_client.drafting.spec import GRAPH_FILE, DraftSpec, read_spec
+from outrider.edge_client.drafting.spec import DEFAULT_PRECISION, GRAPH_FILE, DraftSpec, read_spec
 from outrider.training.common.model import ModelConfig, create_model, save_model
 from outrider.training.draft.drafts import copy_tokenizer
 
@@ -31,6 +31,8 @@ def restore_draft(graph_dir: Path, out: Path) -> None:
     from onnx import numpy_helper
 
     spec = read_spec(graph_dir)
+    if spec.precision != DEFAULT_PRECISION:
+        raise ValueError(f"{graph_dir} was exported in {spec.precision}: give its Hugging Face directory")
     graph = onnx.load(graph_dir / GRAPH_FILE).graph
     constants = {constant.name: numpy_helper.to_array(constant) for constant in graph.initializer}
     weights = _weights(constants, spec)

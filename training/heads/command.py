@@ -20,9 +20,10 @@ from outrider.training.data.texts import encode_for
 from outrider.training.heads.directory import read_heads
 from outrider.training.heads.eagle import EagleConfig, EagleTrainer
 from outrider.training.heads.frozen import FrozenTargetConfig, FrozenTargetTrainer
-from outrider.training.heads.joint import TARGET_FOLDER, JointConfig, JointTrainer
+from outrider.training.heads.joint import JointConfig, JointTrainer
 from outrider.training.heads.layerskip import LayerSkipConfig, LayerSkipTrainer
 from outrider.training.heads.model import KINDS, HeadsShape
+from outrider.training.heads.moving import TARGET_FOLDER
 from outrider.training.heads.trainer import HeadsConfig, HeadsTrainer
 
 EAGLE, LAYERSKIP, LAYERS = "eagle", "layerskip", "layers"

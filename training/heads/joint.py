@@ -7,22 +7,16 @@ texts of its own.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from outrider.training.common.loss import linear_divergence
-from outrider.training.common.model import save_model
 from outrider.training.common.optim import make_optimizers
-from outrider.training.draft.drafts import copy_tokenizer, load_target
 from outrider.training.heads.directory import write_heads
 from outrider.training.heads.model import Heads
+from outrider.training.heads.moving import MovingTargetTrainer
 from outrider.training.heads.trainer import HeadsConfig, HeadsTrainer
-
-TARGET_FOLDER = "target"
 
 
 @dataclass(frozen=True)
@@ -52,16 +46,14 @@ class Joint(nn.Module):
         self.heads, self.target = heads, target
 
 
-class JointTrainer(HeadsTrainer):
-    """Owns the target as it was, and a copy that is trained."""
+class JointTrainer(MovingTargetTrainer, HeadsTrainer):
+    """Trains heads, and the copy with them."""
 
     config: JointConfig
 
     def _take_model(self, model: Heads) -> None:
         config, compute = self.config, self.compute
-        target = load_target(self.target_dir, torch.float32).train()
-        target.model.layers.requires_grad_(True)
-        target.model.norm.requires_grad_(True)
+        target = self._make_copy()
         self.heads = model.to(compute.device)
         self.model = Joint(self.heads, compute.place(target))
         own = make_optimizers(self.heads, config.rates, self.group)
@@ -69,7 +61,6 @@ class JointTrainer(HeadsTrainer):
             *own,
             *make_optimizers(target, config.rates.times(config.target_rates), self.group),
         ]
-        self.divergences: list[float] = []
 
     def _loss(self, ids: Tensor, done: float) -> tuple[Tensor, Tensor]:
         if done < self.config.heads_alone:
@@ -80,20 +71,10 @@ class JointTrainer(HeadsTrainer):
         teacher, weight = before[places], self.output_embedding
         own_loss = linear_divergence("fkl", hidden[places], weight, teacher, weight)
         heads_loss = self._heads_loss(hidden, embedded, places, teacher)
-        self.divergences.append(float(own_loss.detach()))
+        self._note_divergence(own_loss)
         return own_loss + self.config.heads_weight * heads_loss, heads_loss.detach()
 
-    def _extra_state(self) -> dict[str, Any]:
-        return {**super()._extra_state(), "divergences": self.divergences}
-
-    def _take_extra_state(self, saved: dict[str, Any]) -> None:
-        super()._take_extra_state(saved)
-        self.divergences = saved["divergences"]
-
     def _save_heads(self) -> dict[str, Any]:
-        directory: Path = self.out / TARGET_FOLDER
         if self.group.is_first:
-            save_model(self.model.target, directory)
-            copy_tokenizer(self.target_dir, directory)
-            write_heads(self.heads, directory, self.out)
-        return {"divergence": float(np.mean(self.divergences[-50:] or [0.0]))}
+            write_heads(self.heads, self._save_copy(self.model.target), self.out)
+        return self._divergence_figures()

@@ -23,7 +23,7 @@ import numpy as np
 
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.partial import SkipsLayers
+from outrider.cloud_verifier.backends.passes.partial import SkipsLayers
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.heads.early_exit import DEFAULT_CHAIN, EarlyExit
 from outrider.common.errors import ModelError, UsageError

@@ -15,12 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outrider.training.common.model import save_model
 from outrider.training.common.optim import make_optimizers
-from outrider.training.draft.drafts import copy_tokenizer, load_target
 from outrider.training.heads.directory import write_early_exit
-from outrider.training.heads.frozen import FrozenTargetConfig, FrozenTargetTrainer
-from outrider.training.heads.joint import TARGET_FOLDER
+from outrider.training.heads.frozen import FrozenTargetConfig
+from outrider.training.heads.moving import MovingTargetTrainer
 
 
 @dataclass(frozen=True)
@@ -62,8 +60,8 @@ class LayerSkipConfig(FrozenTargetConfig):
         return found
 
 
-class LayerSkipTrainer(FrozenTargetTrainer):
-    """Owns the target as it was, and a copy that is trained."""
+class LayerSkipTrainer(MovingTargetTrainer):
+    """Trains the copy's first layers to draft for it."""
 
     config: LayerSkipConfig
 
@@ -73,16 +71,13 @@ class LayerSkipTrainer(FrozenTargetTrainer):
         num_layers = self.target.config.num_hidden_layers
         if not 1 <= config.exit_layer < num_layers:
             raise ValueError(f"--exit-layer {config.exit_layer}: want 1 to {num_layers - 1} of {num_layers}")
-        return load_target(self.target_dir, torch.float32).train()
+        return self._make_copy()
 
     def _take_model(self, model: Any) -> None:
         config = self.config
-        model.model.layers.requires_grad_(True)
-        model.model.norm.requires_grad_(True)
         self.model = self.compute.place(model)
         self.layers = WatchedLayers(self.model.model.layers)
         self.optimizers = make_optimizers(model, config.rates.times(config.target_rates), self.group)
-        self.divergences: list[float] = []  # of the whole target from what it was
 
     def _loss(self, ids: Tensor, done: float) -> tuple[Tensor, Tensor]:
         config, num_layers, inputs = self.config, len(self.model.model.layers), ids[:, :-1]
@@ -104,23 +99,13 @@ class LayerSkipTrainer(FrozenTargetTrainer):
             if exit_layer == config.exit_layer:
                 figure = divergence
         self.layers.states.clear()
-        self.divergences.append(float(own.detach()))
+        self._note_divergence(own)
         return loss, figure.detach()
 
-    def _extra_state(self) -> dict[str, Any]:
-        return {**super()._extra_state(), "divergences": self.divergences}
-
-    def _take_extra_state(self, saved: dict[str, Any]) -> None:
-        super()._take_extra_state(saved)
-        self.divergences = saved["divergences"]
-
     def _save_heads(self) -> dict[str, Any]:
-        directory: Path = self.out / TARGET_FOLDER
         if self.group.is_first:
-            save_model(self.model, directory)
-            copy_tokenizer(self.target_dir, directory)
-            write_early_exit(range(self.config.exit_layer), directory, self.out)
-        return {"divergence": float(np.mean(self.divergences[-50:] or [0.0]))}
+            write_early_exit(range(self.config.exit_layer), self._save_copy(self.model), self.out)
+        return self._divergence_figures()
 
 
 class WatchedLayers:

@@ -13,8 +13,9 @@ from typing import Protocol
 import torch
 from torch.nn.functional import embedding
 
-from outrider.cloud_verifier.backends.attention import ForwardPlan, attend
+from outrider.cloud_verifier.backends.attention.plan import ForwardPlan, attend
 from outrider.cloud_verifier.backends.cuda.graphs import Capture, StepGraphs
+from outrider.cloud_verifier.backends.decoder import Decoder
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
 from outrider.cloud_verifier.backends.lean import (
     Layer,
@@ -26,7 +27,6 @@ from outrider.cloud_verifier.backends.lean import (
 )
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind
 from outrider.cloud_verifier.backends.products.ways import Linear
-from outrider.cloud_verifier.backends.transformers_backend import Decoder
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.kernels import plain_layers
 from outrider.kernels.kv_pool import KVPool

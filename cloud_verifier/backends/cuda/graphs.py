@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from outrider.cloud_verifier.backends.attention import FixedAttention, ForwardPlan
+from outrider.cloud_verifier.backends.attention.plan import FixedAttention, ForwardPlan
 
 logger = logging.getLogger(__name__)
 

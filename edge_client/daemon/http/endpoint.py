@@ -23,7 +23,7 @@ from outrider.edge_client.daemon.activity import Entry
 from outrider.edge_client.daemon.http.access import shown_key
 from outrider.edge_client.daemon.http.wire import ClientGone, Wire
 from outrider.edge_client.daemon.openai.errors import from_failure, stopping
-from outrider.edge_client.daemon.openai.parsed import Kind
+from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.requests import parse_request
 from outrider.edge_client.daemon.openai.shapes import Shaper
 from outrider.edge_client.session.generation import Generation
@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 _PREFIX = {Kind.COMPLETION: "cmpl-", Kind.CHAT: "chatcmpl-"}
 _SUBJECT = {Kind.COMPLETION: "prompt", Kind.CHAT: "messages"}
+_MAX_SHOWN = 8  # names of unknown fields in a header
 _GONE = 499  # in logs and metrics: the client left before its answer (nginx's number)
 
 
@@ -54,7 +55,10 @@ class GenerationEndpoint:
         wire = Wire(scope, receive, send, request_id, self._daemon.serve)
         try:
             body = await wire.read_json(int(self._daemon.serve.max_body_mb * 2**20))
-            parsed = parse_request(self._kind, body, self._daemon.edge.tokenizer.num_tokens)
+            is_strict = self._daemon.serve.strict_requests
+            parsed = parse_request(self._kind, body, self._daemon.edge.tokenizer.num_tokens, is_strict)
+            if parsed.ignored:
+                facts["ignored"] = _shown(parsed.ignored)
             self._daemon.check_model(parsed.model)
             entry = Entry(request_id, parsed, wire.client)
             await _unless_gone(self._answer(entry, wire, shown_key(Headers(scope=scope))), wire)
@@ -120,7 +124,8 @@ class GenerationEndpoint:
             events += batch
         _check_end(events)
         result = prepared.session.result
-        await wire.send_json(shaper.whole(events, prepared.usage), result.unverified_note)
+        notes = filter(None, (result.unverified_note, _ignored_note(parsed)))
+        await wire.send_json(shaper.whole(events, prepared.usage), "; ".join(notes))
         entry.num_sent_tokens = len(result.token_ids)
 
     async def _write_stream(
@@ -133,7 +138,7 @@ class GenerationEndpoint:
         batch: list[SessionEvent],
     ) -> None:
         _check_end(batch)
-        await wire.start_stream(shaper.first_chunk())
+        await wire.start_stream(shaper.first_chunk(), _ignored_note(entry.parsed))
         session = prepared.session
         live = LiveStats(session.result.stats)  # its own: it tells what is new since its last chunk
         while batch:
@@ -147,6 +152,17 @@ class GenerationEndpoint:
             await generation.ended()  # the last bytes are counted when the session is closed
             await wire.send_chunks([shaper.usage_chunk(prepared.usage)])
         await wire.end_stream()
+
+
+def _shown(names: list[str]) -> str:
+    """Returns the first of some names of a request, as a header may have them."""
+    shown = ", ".join(names[:_MAX_SHOWN])
+    safe = "".join(each if each.isascii() and each.isprintable() else "?" for each in shown)
+    return safe + (f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")
+
+
+def _ignored_note(parsed: ParsedRequest) -> str:
+    return f"ignored unknown fields: {_shown(parsed.ignored)}" if parsed.ignored else ""
 
 
 def _check_end(events: list[SessionEvent]) -> None:

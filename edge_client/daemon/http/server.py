@@ -18,7 +18,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outrider.common.config.addresses import split_address, why_unbound
 from outrider.common.errors import OutriderError, UsageError
+from outrider.common.process.memory import give_back
 from outrider.common.process.sd_notify import Notifier
+from outrider.edge_client.daemon.admission import Admission
 from outrider.edge_client.daemon.http.routes import make_app
 from outrider.edge_client.daemon.http.wire import cut_off
 from outrider.edge_client.daemon.service import Daemon
@@ -31,6 +33,7 @@ HIGH_WATER_BYTES = 16 * 1024
 # The event loop and the generations share the interpreter; at Python's 5 ms the loop waits too long for it.
 SWITCH_INTERVAL_S = 0.0005
 MAX_CONNECTIONS = 512  # or twice what may run and wait; more get 503. A process may have 1,024 files open
+FREE_AFTER_IDLE_S = 2.0  # a request that follows the last one at once wants the same memory again
 _LAST_ANSWERS_S = 3.0  # after the grace: for sessions to close at the verifier
 
 
@@ -144,11 +147,24 @@ async def serve_until_signalled(
         on_ready()
         notifier.ready()
     stopping = asyncio.create_task(first.wait())
+    freeing = asyncio.create_task(give_back_when_idle(daemon.admission))
     await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    freeing.cancel()
     notifier.stopping()
     await _stop(daemon, server, second)
     await serving
     stopping.cancel()
+
+
+async def give_back_when_idle(admission: Admission, idle_s: float = FREE_AFTER_IDLE_S) -> None:
+    """Gives the memory of finished requests back to the operating system, `idle_s` after the last of them ended."""
+    while True:
+        await admission.busy()
+        await admission.idle()
+        await asyncio.sleep(idle_s)
+        if not admission.num_running:
+            gc.collect()
+            await asyncio.to_thread(give_back)
 
 
 def reload(daemon: Daemon) -> None:

@@ -110,10 +110,12 @@ class Wire:
                 headers["connection"] = "close"  # the rest of the body is not read
             await JSONResponse(error.body(), error.status, headers)(self._scope, self._receive, self._send)
 
-    async def start_stream(self, first: dict[str, object] | None) -> None:
-        """Sends the head of an event stream, and its first chunk if there is one."""
+    async def start_stream(self, first: dict[str, object] | None, warning: str = "") -> None:
+        """Sends the head of an event stream, with `warning`, if any, and its first chunk if there is one."""
         self._is_started = self._is_stream = True
         headers = [*_SSE_HEADERS, self._request_id]
+        if warning:
+            headers.append((b"x-outrider-warning", warning.encode()))
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         if first is not None:
             await self.send_chunks([first])

@@ -9,9 +9,11 @@ from outrider.edge_client.daemon.openai.errors import ApiError, invalid, unsuppo
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 1000
+MAX_IDS = 256
 MAX_USER_CHARS = 128
 MAX_NAME_CHARS = 64  # of a field that there is none of: to look for the nearest takes time by its length
 _MAX_DIGITS = 10  # of a token id
+_OF_MESSAGES = ("tool_calls", "tool_call_id", "function_call", "audio")  # empty, they ask for nothing
 _PARTS = ("text", "input_text")
 
 
@@ -69,6 +71,20 @@ def stops(name: str, value: object) -> tuple[str, ...]:
     return tuple(items)
 
 
+def top_k(name: str, value: object) -> int:
+    """Returns how many tokens are sampled from; 0 and, as in vLLM, -1 are off. Raises `ApiError` for anything else."""
+    return max(0, integer(name, value, -1, 2**32 - 1))
+
+
+def token_ids(name: str, value: object) -> TokenIds:
+    """Returns a list of token ids. Raises `ApiError` for anything else."""
+    if not isinstance(value, list):
+        raise _type_error(name, value, "a list of token ids")
+    if len(value) > MAX_IDS:
+        raise invalid(name, f"has {len(value)} items; at most {MAX_IDS}")
+    return tuple(integer(name, each, 0, 2**32 - 1) for each in value)
+
+
 def biases(name: str, value: object) -> tuple[str, ...]:
     """Returns an object of token id to bias as ID:B strings, the form that `logit_bias` has in the
     configuration."""
@@ -97,16 +113,17 @@ def prompt(name: str, value: object, num_tokens: int) -> str | TokenIds:
     return tuple(integer(name, each, 0, num_tokens - 1) for each in value)
 
 
-def messages(name: str, value: object) -> tuple[Mapping[str, object], ...]:
-    """Returns a chat's messages with role and content. Raises `ApiError` naming the part that is wrong."""
+def messages(name: str, value: object, ignored: list[str]) -> tuple[Mapping[str, object], ...]:
+    """Returns a chat's messages with role and content, and adds fields that nothing here knows to `ignored`. Raises
+    `ApiError` naming the part that is wrong."""
     if not isinstance(value, list):
         raise _type_error(name, value, "a list of messages")
     if not value:
         raise invalid(name, "is empty")
-    return tuple(_message(f"{name}[{index}]", each) for index, each in enumerate(value))
+    return tuple(_message(f"{name}[{index}]", each, ignored) for index, each in enumerate(value))
 
 
-def _message(name: str, value: object) -> Mapping[str, object]:
+def _message(name: str, value: object, ignored: list[str]) -> Mapping[str, object]:
     given = {key: each for key, each in section(name, value).items() if each is not None}
     role = text(f"{name}.role", given.pop("role", None))
     if role == "developer":  # OpenAI's newer word for the same
@@ -116,8 +133,12 @@ def _message(name: str, value: object) -> Mapping[str, object]:
     message: dict[str, object] = {"role": role, "content": _content(name, given.pop("content", None))}
     if "name" in given:
         message["name"] = text(f"{name}.name", given.pop("name"))
-    for key in given:
-        raise unsupported(f"{name}.{key}", "messages have role, content and name here")
+    for key, each in given.items():
+        if key in _OF_MESSAGES:
+            if each:
+                raise unsupported(f"{name}.{key}", "messages have role, content and name here")
+        else:
+            ignored.append(f"{name}.{key}"[:MAX_NAME_CHARS])
     return message
 
 

@@ -31,4 +31,6 @@ class ParsedRequest:
     has_tokens: bool = False  # a stream's chunks say where each token came from
     user: str = ""
     seed: int | None = None
+    grammar_param: str = ""  # the field that says what the text obeys
+    ignored: list[str] = field(default_factory=list)  # fields that nothing here knows
     changes: dict[str, Any] = field(default_factory=dict)

@@ -1,7 +1,8 @@
-"""Reads a request's JSON into a `ParsedRequest`. Every field is read, or refused by name; none is ignored.
+"""Reads a request's JSON into a `ParsedRequest`.
 
-`null` counts as not given. A field of OpenAI's that is not supported may still ask for what is done anyway
-(`n: 1`, `echo: false`): only asking for more is refused.
+`null` counts as not given. A known field is read, has no say (`neutral.PASSED`), or is refused by name where it asks
+for what is not built: `n: 1` and `echo: false` ask for what is done anyway. One that nothing here knows is ignored, and
+the answer says so; `is_strict` refuses it too.
 """
 
 from __future__ import annotations
@@ -9,10 +10,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from outrider.common.config.loader import did_you_mean
-from outrider.edge_client.config.request_settings import OF_REQUESTS
 from outrider.edge_client.daemon.openai import fields
 from outrider.edge_client.daemon.openai.errors import ApiError, invalid, unsupported
 from outrider.edge_client.daemon.openai.extras import read_extras
+from outrider.edge_client.daemon.openai.grammars import READERS
+from outrider.edge_client.daemon.openai.neutral import (
+    PASSED,
+    PASSED_IN_STREAM_OPTIONS,
+    REFUSED,
+    REFUSED_IN_CHAT,
+    REFUSED_IN_COMPLETIONS,
+    check_neutral,
+)
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 
 MAX_TOKENS = 2**31 - 1
@@ -20,33 +29,39 @@ MAX_TOP_LOGPROBS = 20
 _Reader = Callable[[ParsedRequest, str, object], None]
 
 
-def parse_request(kind: Kind, body: object, num_tokens: int) -> ParsedRequest:
+def parse_request(kind: Kind, body: object, num_tokens: int, is_strict: bool = False) -> ParsedRequest:
     """Returns the request that `body` describes; `num_tokens` is the tokenizer's size. Raises `ApiError`
-    naming the first field that is wrong."""
+    naming the first field that is wrong, or with `is_strict` unknown."""
     if not isinstance(body, dict):
         raise ApiError(400, "the request's body must be a JSON object", code="invalid_json")
     given = {name: value for name, value in body.items() if value is not None}
     parsed = ParsedRequest(kind)
     known = _COMMON | (_CHAT if kind is Kind.CHAT else _COMPLETION)
-    refused = _REFUSED | (_REFUSED_IN_CHAT if kind is Kind.CHAT else _REFUSED_IN_COMPLETIONS)
+    refused = REFUSED | (REFUSED_IN_CHAT if kind is Kind.CHAT else REFUSED_IN_COMPLETIONS)
     for name, value in given.items():
         if name in known:
             known[name](parsed, name, value)
         elif name in refused:
-            _check_neutral(name, value, refused[name])
+            check_neutral(name, value, refused[name])
         elif name in ("prompt", "messages"):
             _read_subject(parsed, name, value, num_tokens)
         elif name == "outrider":
             read_extras(parsed, fields.section(name, value))
+        elif name in PASSED:
+            continue
+        elif is_strict:
+            raise _unknown(name, (*known, *refused, *PASSED, "prompt", "messages", "outrider"))
         else:
-            raise _unknown(name, (*known, *refused, "prompt", "messages", "outrider"))
+            parsed.ignored.append(name[: fields.MAX_NAME_CHARS])
+    if is_strict and parsed.ignored:
+        raise _unknown(parsed.ignored[0], ())
     _check_whole(parsed, given)
     return parsed
 
 
 def _read_subject(parsed: ParsedRequest, name: str, value: object, num_tokens: int) -> None:
     if name == "messages" and parsed.kind is Kind.CHAT:
-        parsed.messages = fields.messages(name, value)
+        parsed.messages = fields.messages(name, value, parsed.ignored)
     elif name == "prompt" and parsed.kind is Kind.COMPLETION:
         parsed.prompt = fields.prompt(name, value, num_tokens)
     else:
@@ -91,11 +106,8 @@ def _read_stream_options(parsed: ParsedRequest, name: str, value: object) -> Non
         param = f"{name}.{key}"
         if key == "include_usage":
             parsed.has_usage = fields.boolean(param, each)
-        elif key == "include_obfuscation":
-            if fields.boolean(param, each):
-                raise unsupported(param, "chunks carry no padding")
-        else:
-            raise _unknown(param, (f"{name}.include_usage",))
+        elif key not in PASSED_IN_STREAM_OPTIONS:
+            parsed.ignored.append(param[: fields.MAX_NAME_CHARS])
 
 
 def _read_logprobs(parsed: ParsedRequest, name: str, value: object) -> None:
@@ -114,6 +126,13 @@ def _read_top_logprobs(parsed: ParsedRequest, name: str, value: object) -> None:
 
 
 _READ_MAX_TOKENS = _setting("max_new_tokens", lambda name, value: fields.integer(name, value, 1, MAX_TOKENS))
+
+
+def _read_num_predict(parsed: ParsedRequest, name: str, value: object) -> None:
+    if value != -1:  # llama-server's and ollama's word for no limit of the request's own
+        _READ_MAX_TOKENS(parsed, name, value)
+
+
 _COMMON: dict[str, _Reader] = {
     "model": _attribute("model", fields.text),
     "stream": _attribute("is_stream", fields.boolean),
@@ -129,68 +148,27 @@ _COMMON: dict[str, _Reader] = {
     "user": _attribute("user", lambda name, value: fields.text(name, value, fields.MAX_USER_CHARS)),
     "logprobs": _read_logprobs,
 }
+_COMMON |= READERS | {  # vLLM's and llama-server's, which mean here what they mean there
+    "top_k": _setting("top_k", fields.top_k),
+    "min_p": _setting("min_p", lambda name, value: fields.number(name, value, 0, 1)),
+    "repetition_penalty": _setting(
+        "repetition_penalty", lambda name, value: fields.number(name, value, 0.01, 100)
+    ),
+    "min_tokens": _setting("min_new_tokens", lambda name, value: fields.integer(name, value, 0, MAX_TOKENS)),
+    "ignore_eos": _setting("ignore_eos", fields.boolean),
+    "stop_token_ids": _setting("stop_token_id", fields.token_ids),
+    "bad_words": _setting("bad_word", fields.stops),
+    "max_completion_tokens": _READ_MAX_TOKENS,
+    "n_predict": _read_num_predict,
+    "num_predict": _read_num_predict,
+}
 _COMPLETION: dict[str, _Reader] = {}
 _CHAT: dict[str, _Reader] = {
-    "max_completion_tokens": _READ_MAX_TOKENS,
     "top_logprobs": _read_top_logprobs,
 }
-
-# ---------------------------------------------------------------------------------- what is refused
-
-_Refusal = tuple[tuple[object, ...], str]  # values that ask for nothing, and why the others are refused
-_NO_TOOLS = "this server calls no tools"
-_REFUSED: dict[str, _Refusal] = {
-    "n": ((1,), "one choice a request; send several requests, each with a seed of its own"),
-    "metadata": (({},), "nothing is stored"),
-    "safety_identifier": ((), "nothing is reported to anybody"),
-    "prompt_cache_key": ((), "prefixes are found by their text"),
-    "prompt_cache_retention": ((), "prefixes are kept as memory allows"),
-}
-_REFUSED_IN_COMPLETIONS: dict[str, _Refusal] = {
-    "best_of": ((1,), "one choice a request"),
-    "echo": ((False,), "the prompt is not sent back"),
-    "suffix": (("",), "text is continued, not filled in"),
-}
-_REFUSED_IN_CHAT: dict[str, _Refusal] = {
-    "tools": (([],), _NO_TOOLS),
-    "tool_choice": (("none",), _NO_TOOLS),
-    "parallel_tool_calls": ((), _NO_TOOLS),
-    "functions": (([],), _NO_TOOLS),
-    "function_call": (("none",), _NO_TOOLS),
-    "response_format": (({"type": "text"},), "text is not constrained to a grammar"),
-    "modalities": ((["text"],), "this model writes text"),
-    "audio": ((), "this model writes text"),
-    "prediction": ((), "the draft model predicts here"),
-    "store": ((False,), "nothing is stored"),
-    "service_tier": (("auto", "default"), "there is one tier"),
-    "reasoning_effort": (("none",), "this model has no such setting"),
-    "verbosity": ((), "this model has no such setting"),
-    "web_search_options": ((), "nothing is searched"),
-}
-# Where other servers take these: top level (vLLM, llama-server) or `options` (ollama).
-_ELSEWHERE = {
-    "repeat_penalty": "repetition_penalty",
-    "min_tokens": "min_new_tokens",
-    "bad_words": "bad_word",
-    "stop_token_ids": "stop_token_id",
-    "n_predict": "max_tokens",
-    "num_predict": "max_tokens",
-}
-
-
-def _check_neutral(name: str, value: object, refusal: _Refusal) -> None:
-    neutral, reason = refusal
-    if not any(value == each and type(value) is type(each) for each in neutral):
-        raise unsupported(name, reason)
 
 
 def _unknown(name: str, known: tuple[str, ...]) -> ApiError:
     name = name[: fields.MAX_NAME_CHARS]
-    ours = _ELSEWHERE.get(name, name)
-    if ours in OF_REQUESTS:
-        hint = f'; give it as "outrider": {{"{ours}": ...}}'
-    elif ours != name:
-        hint = f"; it is called {ours} here"
-    else:
-        hint = did_you_mean(name, known)
+    hint = did_you_mean(name, known)
     return ApiError(400, f"unknown parameter {name}{hint}", param=name, code="unknown_parameter")

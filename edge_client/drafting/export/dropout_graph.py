@@ -31,6 +31,7 @@ from outrider.edge_client.drafting.rows.dropout import DEFAULT_RATE, DEFAULT_SAM
 from outrider.edge_client.drafting.spec import (
     CANDIDATE_IDS,
     CANDIDATE_LOGITS,
+    DEFAULT_PRECISION,
     DROPOUT_FILE,
     DROPOUT_MASKS,
     GRAPH_FILE,
@@ -40,6 +41,13 @@ from outrider.edge_client.drafting.spec import (
 
 NUM_CANDIDATES = 64
 _HEAD = "head_rows"
+_ARCHITECTURES = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "phi3",
+)  # whose last norms are before the MLP and the head
 _MATRIX = "MatMulNBits"
 _LEAST_SHARED_BYTES = 1024
 
@@ -49,12 +57,13 @@ def add_dropout(directory: Path, *, num_samples: int = DEFAULT_SAMPLES, rate: fl
 
     Thresholds on the variance depend on `num_samples` masks and `rate`, so the file has both. Needs the
     `export` extra. Raises `ModelError` for a directory that is no exported draft or cannot be written to,
-    `UsageError` for numbers out of range.
+    or one in another precision than INT4, `UsageError` for numbers out of range.
     """
     check_numbers(num_samples, rate)
     with needs_extra("export", "draft add-dropout"):
         import onnx
     spec = read_spec(directory)
+    _refuse_others(directory, spec)
     model = onnx.load(directory / GRAPH_FILE, load_external_data=False)
     _append_branch(model.graph, spec)
     facts = {
@@ -79,6 +88,21 @@ def check_numbers(num_samples: int, rate: float) -> None:
         raise UsageError(f"--mc-dropout-samples {num_samples}: a variance needs 2 to {MAX_SAMPLES}")
     if not 0 < rate <= 0.9:
         raise UsageError(f"--mc-dropout-rate {rate:g}: want a share above 0, at most 0.9")
+
+
+def _refuse_others(directory: Path, spec: DraftSpec) -> None:
+    if spec.precision != DEFAULT_PRECISION or spec.fallbacks:
+        raise ModelError(
+            f"{directory} was exported in {spec.precision}; MC dropout needs INT4 matrices: export it again with "
+            "--precision int4"
+        )
+    if spec.hidden_size % BLOCK_SIZE:
+        raise ModelError(
+            f"{directory}: MC dropout needs states of a multiple of {BLOCK_SIZE}, not {spec.hidden_size}"
+        )
+    if spec.architecture not in _ARCHITECTURES:
+        known = ", ".join(_ARCHITECTURES)
+        raise ModelError(f"{directory} is a {spec.architecture}; MC dropout supports {known}")
 
 
 def _append_branch(graph: Any, spec: DraftSpec) -> None:

@@ -1,4 +1,4 @@
-"""The draft's ONNX graph, written node by node: INT4 matrices, grouped-query attention, RMS norms.
+"""The draft's ONNX graph, written node by node from `pieces`: which ones, the architecture says.
 
     input_ids [1, n] ── embedding ──▶ layers × (norm, qkv, attention, out, norm, gate·up, down)
                                         ──▶ norm, head ──▶ logits and kin [k, vocab]
@@ -11,6 +11,8 @@ after this call; the n new tokens fill the last of them. `position_ids` (int64 `
 that includes the valid ones) is added to their attention scores, beside the causal mask over slots: 0 where a
 token sees a slot, `spec.HIDDEN` where it does not. So the nodes of a tree can share the buffers, in any order in
 which a node comes after its ancestors.
+Layers with a sliding window also hide the slots that are too far back by a token's position: the slot of a committed
+token is its position, and a tree is never as deep as a window is long.
 `probs` is softmax(logits), `tempered_logits` logits / temperature (float32 `[1]`), `tempered_probs` its
 softmax.
 Operators of the domain `com.microsoft` are onnxruntime's.
@@ -23,11 +25,13 @@ from typing import Any
 
 import numpy as np
 
-from outrider.edge_client.drafting.export.hf_config import DecoderConfig
-from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE, QuantizedMatrix, quantize
-from outrider.edge_client.drafting.export.safetensors_dir import TensorDirectory
-from outrider.edge_client.drafting.export.writer import MICROSOFT, OnnxWriter, ValueInfo
+from outrider.edge_client.drafting.export.hf_config import FULL, SLIDING, DecoderConfig
+from outrider.edge_client.drafting.export.pieces import GraphPieces
+from outrider.edge_client.drafting.export.weights import DecoderWeights
+from outrider.edge_client.drafting.export.writer import MICROSOFT, ValueInfo
 from outrider.edge_client.drafting.spec import ATTENTION_BIAS, POSITION_IDS, ROW_OUTPUTS, ROWS
+
+EMBEDDING, HEAD = "embedding", "lm_head"  # names of tables
 
 
 class GraphBuilder:
@@ -36,170 +40,198 @@ class GraphBuilder:
     def __init__(
         self,
         config: DecoderConfig,
-        tensors: TensorDirectory,
+        weights: DecoderWeights,
         *,
         num_tokens: int,
         context: int,
+        precision: str,
         accuracy_level: int,
     ) -> None:
         """`num_tokens` <= vocab_size drops the embedding's padding rows, so ids past the tokenizer
         have no logit; `context` positions of rotary angles are written."""
         self._config = config
-        self._tensors = tensors
+        self._weights = weights
         self._num_tokens = num_tokens
         self._context = context
-        self._writer = OnnxWriter(accuracy_level)
-        self._constant = self._writer.constant
-        self._node = self._writer.node
+        self._pieces = GraphPieces(precision, accuracy_level)
+        self._constant, self._node = self._pieces.constant, self._pieces.node
+
+    @property
+    def fallbacks(self) -> dict[str, str]:
+        """Returns the tensors that are kept in another precision than asked for, and in which."""
+        return self._pieces.fallbacks
 
     def build(self, progress: Callable[[int, int, str], None]) -> Any:
         """Raises `ModelError` for missing or misshapen tensors; `ImportError` without `onnx`."""
         num_layers = self._config.num_layers
         progress(0, num_layers + 2, "embedding")
-        table = self._read_table("model.embed_tokens.weight")
-        self._embed(table)
+        hidden, residual = self._embed(), ""
         self._rotary_caches()
-        hidden, residual = "embedded", ""
+        self._window_bias()
         for layer in range(num_layers):
             progress(layer + 1, num_layers + 2, f"layer {layer}")
             hidden, residual = self._layer(layer, hidden, residual)
         progress(num_layers + 1, num_layers + 2, "head")
-        self._head(hidden, residual, table)
-        return self._writer.model("draft", *self._interface())
+        self._head(hidden, residual)
+        return self._pieces.model("draft", *self._interface())
 
-    # ------------------------------------------------------------------ the parts of the model
+    # ------------------------------------------------------------------ before the layers
 
-    def _embed(self, table: QuantizedMatrix) -> None:
-        # The head's packed rows [rows, blocks, 16 bytes] are gathered as they are: one copy of a
-        # tied table, whose blocks become [1, n, blocks, 32] and then [1, n, hidden].
-        self._constant("embedding.packed", table.packed)
-        self._constant("embedding.block_scales", table.scales[..., None])
-        self._constant("hidden_shape", np.array([1, -1, self._config.hidden_size], np.int64))
-        inputs = ["embedding.packed", "input_ids", "embedding.block_scales"]
-        attributes = {"bits": 4, "block_size": BLOCK_SIZE, "gather_axis": 0, "quantize_axis": 2}
-        self._node("GatherBlockQuantized", inputs, ["embedded_blocks"], MICROSOFT, **attributes)
-        self._node("Reshape", ["embedded_blocks", "hidden_shape"], ["embedded"])
+    def _embed(self) -> str:
+        config, weights = self._config, self._weights
+        embedded = self._pieces.embed(EMBEDDING, weights.embedding(self._num_tokens), "input_ids")
+        if config.shape.is_embedding_scaled:
+            self._constant("embedding.factor", np.array([config.hidden_size**0.5], np.float32))
+            self._node("Mul", [embedded, "embedding.factor"], ["embedded.scaled"])
+            embedded = "embedded.scaled"
+        if config.shape.has_positions:
+            self._constant("positions.table", weights.positions(self._context))
+            self._node("Gather", ["positions.table", POSITION_IDS], ["positions.embedded"])
+            self._node("Add", [embedded, "positions.embedded"], ["embedded.placed"])
+            embedded = "embedded.placed"
+        return embedded
 
     def _rotary_caches(self) -> None:
-        angles = np.arange(self._context)[:, None] * self._config.inverse_frequencies()
-        self._constant("cos_cache", np.cos(angles).astype(np.float32))  # [context, head_dim // 2]
-        self._constant("sin_cache", np.sin(angles).astype(np.float32))
+        config = self._config
+        if not config.rotary_dim:
+            return
+        for layer_type in dict.fromkeys(config.layer_types[: config.num_layers]):
+            frequencies = np.zeros(config.padded_head_dim // 2)  # what is not rotated has angle 0
+            frequencies[: config.rotary_dim // 2] = config.inverse_frequencies(layer_type)
+            angles = np.arange(self._context)[:, None] * frequencies
+            cos, sin = self._cache_names(layer_type)
+            self._constant(cos, np.cos(angles).astype(np.float32))  # [context, padded_head_dim // 2]
+            self._constant(sin, np.sin(angles).astype(np.float32))
+
+    def _cache_names(self, layer_type: str) -> tuple[str, str]:
+        suffix = "" if layer_type == FULL else f".{layer_type}"
+        return f"cos_cache{suffix}", f"sin_cache{suffix}"
+
+    def _has_window(self, layer_type: str) -> bool:
+        return layer_type == SLIDING and self._config.window < self._context
+
+    def _window_bias(self) -> None:
+        if any(map(self._has_window, self._config.layer_types[: self._config.num_layers])):
+            self._pieces.window_bias("window_bias", self._config.window)
+
+    # ------------------------------------------------------------------ a layer
 
     def _layer(self, layer: int, hidden: str, residual: str) -> tuple[str, str]:
         """Returns the names of the MLP's output and of the residual it is to be added to."""
-        prefix = f"model.layers.{layer}"
-        normed, residual = self._norm(f"{prefix}.input_layernorm", hidden, residual)
+        names, prefix = self._config.shape.names, f"model.layers.{layer}"
+        normed, residual = self._norm("input_norm", f"{prefix}.input_layernorm", hidden, residual, layer)
         attended = self._attention(layer, f"{prefix}.self_attn", normed)
         if layer == self._config.num_layers - 1:
-            attended, residual = (self._writer.rows(each, ROWS) for each in (attended, residual))
-        normed, residual = self._norm(f"{prefix}.post_attention_layernorm", attended, residual)
-        return self._mlp(f"{prefix}.mlp", normed), residual
+            attended, residual = (self._pieces.rows(each, ROWS) for each in (attended, residual))
+            normed = self._pieces.rows(normed, ROWS) if self._config.is_parallel else normed
+        if self._config.is_parallel:
+            return self._parallel_mlp(layer, prefix, normed, attended, residual)
+        if "attention_out_norm" in names:
+            attended, _ = self._norm("attention_out_norm", f"{prefix}.attention_norm", attended, "", layer)
+        normed, residual = self._norm(
+            "mlp_norm", f"{prefix}.post_attention_layernorm", attended, residual, layer
+        )
+        computed = self._mlp(layer, f"{prefix}.mlp", normed)
+        if "mlp_out_norm" in names:
+            computed, _ = self._norm("mlp_out_norm", f"{prefix}.mlp_norm", computed, "", layer)
+        return computed, residual
+
+    def _parallel_mlp(
+        self, layer: int, prefix: str, normed: str, attended: str, residual: str
+    ) -> tuple[str, str]:
+        """The MLP of a layer whose attention reads the same states, by the same norm or one of its own."""
+        if "mlp_norm" in self._config.shape.names:
+            normed, _ = self._norm("mlp_norm", f"{prefix}.post_attention_layernorm", residual, "", layer)
+        computed = self._mlp(layer, f"{prefix}.mlp", normed)
+        self._node("Add", [computed, attended], [f"{prefix}.sum"])
+        return f"{prefix}.sum", residual
 
     def _attention(self, layer: int, prefix: str, hidden: str) -> str:
-        config = self._config
-        query_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        parts = {"q_proj": query_size, "k_proj": kv_size, "v_proj": kv_size}
-        packed = self._linear(prefix, parts, config.hidden_size, hidden)
-        qkv = [packed, "", ""]  # GroupQueryAttention takes them in one tensor …
-        if config.architecture == "qwen3":  # … unless queries and keys are normalised first
-            qkv = self._writer.split(packed, list(parts.values()))
-            qkv[0] = self._head_norm(f"{prefix}.q_norm", qkv[0], config.num_heads)
-            qkv[1] = self._head_norm(f"{prefix}.k_norm", qkv[1], config.num_kv_heads)
+        config, layer_type = self._config, self._config.layer_types[layer]
+        qkv = [self._pieces.linear(f"{prefix}.q_proj_k_proj_v_proj", self._weights.attention(layer), hidden)]
+        if "q_norm" in config.shape.names:  # before they are rotated, so that they go in apart
+            qkv = self._normed_heads(layer, prefix, qkv[0])
+        else:
+            qkv += ["", ""]  # GroupQueryAttention takes them in one tensor
         attended, lengths = f"{prefix}.attended", ("seqlens_k", "total_sequence_length")
-        rotary = ("cos_cache", "sin_cache", POSITION_IDS)
+        rotary = (*self._cache_names(layer_type), POSITION_IDS) if config.rotary_dim else ("", "", "")
+        bias = "window_bias" if self._has_window(layer_type) else ATTENTION_BIAS
         self._node(
             "GroupQueryAttention",
-            [*qkv, f"past_key_{layer}", f"past_value_{layer}", *lengths, *rotary, ATTENTION_BIAS],
+            [*qkv, f"past_key_{layer}", f"past_value_{layer}", *lengths, *rotary, bias],
             [attended, f"present_key_{layer}", f"present_value_{layer}"],
             MICROSOFT,
             num_heads=config.num_heads,
             kv_num_heads=config.num_kv_heads,
-            do_rotary=1,
+            do_rotary=int(config.rotary_dim > 0),
             rotary_interleaved=0,
+            **self._attention_attributes(),
         )
-        return self._linear(prefix, {"o_proj": config.hidden_size}, query_size, attended)
+        return self._pieces.linear(f"{prefix}.o_proj", self._weights.attention_out(layer), attended)
 
-    def _mlp(self, prefix: str, hidden: str) -> str:
-        config = self._config
-        size = config.intermediate_size
-        both = self._linear(prefix, {"gate_proj": size, "up_proj": size}, config.hidden_size, hidden)
-        gate, up = self._writer.split(both, [size, size])
-        self._node("QuickGelu", [gate], [f"{prefix}.silu"], MICROSOFT, alpha=1.0)  # x·sigmoid(x) = SiLU
-        self._node("Mul", [f"{prefix}.silu", up], [f"{prefix}.gated"])
-        return self._linear(prefix, {"down_proj": config.hidden_size}, size, f"{prefix}.gated")
+    def _attention_attributes(self) -> dict[str, float]:
+        """Returns what is not onnxruntime's default."""
+        config, attributes = self._config, {}
+        if config.attention_scale != config.padded_head_dim**-0.5:
+            attributes["scale"] = config.attention_scale
+        if config.attention_softcap:
+            attributes["softcap"] = config.attention_softcap
+        return attributes
 
-    def _head(self, hidden: str, residual: str, table: QuantizedMatrix) -> None:
+    def _normed_heads(self, layer: int, prefix: str, packed: str) -> list[str]:
+        """Splits queries, keys and values and normalises each head of the first two."""
         config = self._config
-        normed, _ = self._norm("model.norm", hidden, residual)
-        packed, name = "embedding.packed", "lm_head.weight"
-        if not config.is_tied:
-            table, packed = self._read_table(name), "lm_head.packed"
-            self._constant(packed, table.packed)
-        self._constant("lm_head.scales", table.scales)
-        self._writer.matmul("head_rows", normed, packed, "lm_head.scales", table.shape)
+        heads = (config.num_heads, config.num_kv_heads)
+        qkv = self._pieces.split(
+            packed, [count * config.padded_head_dim for count in (*heads, config.num_kv_heads)]
+        )
+        for index, (part, count) in enumerate(zip(("q_norm", "k_norm"), heads, strict=True)):
+            weight = self._weights.head_norm(part, layer)
+            qkv[index] = self._pieces.head_norm(
+                f"{prefix}.{part}", weight, qkv[index], count, config.norm_eps
+            )
+        return qkv
+
+    def _mlp(self, layer: int, prefix: str, hidden: str) -> str:
+        config, weights = self._config, self._weights
+        name = f"{prefix}.gate_proj_up_proj" if config.shape.is_gated else f"{prefix}.up_proj"
+        found = self._pieces.linear(name, weights.mlp_in(layer), hidden)
+        if config.shape.is_gated:
+            gate, up = self._pieces.split(found, [config.intermediate_size] * 2)
+            self._node(
+                "Mul", [self._pieces.activation(config.activation, gate, prefix), up], [f"{prefix}.gated"]
+            )
+            found = f"{prefix}.gated"
+        else:
+            found = self._pieces.activation(config.activation, found, prefix)
+        return self._pieces.linear(f"{prefix}.down_proj", weights.mlp_out(layer), found)
+
+    def _norm(self, part: str, name: str, hidden: str, residual: str, layer: int | None) -> tuple[str, str]:
+        return self._pieces.norm(
+            name, *self._weights.norm(part, layer), hidden, residual, self._config.norm_eps
+        )
+
+    # ------------------------------------------------------------------ after the layers
+
+    def _head(self, hidden: str, residual: str) -> None:
+        config, weights = self._config, self._weights
+        normed, _ = self._norm("norm", "model.norm", hidden, residual, None)
+        table = None if config.is_tied else weights.head(self._num_tokens)
+        bias = None if config.is_tied else weights.head_bias(self._num_tokens)
+        self._pieces.score("head_rows", normed, HEAD, table, EMBEDDING, bias)
         self._constant("logits_shape", np.array([-1, self._num_tokens], np.int64))
-        self._node("Reshape", ["head_rows", "logits_shape"], ["logits"])
+        rows = (
+            self._pieces.softcap("head_rows", config.logit_softcap) if config.logit_softcap else "head_rows"
+        )
+        self._node("Reshape", [rows, "logits_shape"], ["logits"])
         # Softmax here takes a tenth of numpy's time; the rest of sampling is cheaper outside.
         self._node("Softmax", ["logits"], ["probs"], axis=-1)
         self._node("Div", ["logits", "temperature"], ["tempered_logits"])
         self._node("Softmax", ["tempered_logits"], ["tempered_probs"], axis=-1)
 
-    # ------------------------------------------------------------------ their pieces
-
-    def _read_table(self, name: str) -> QuantizedMatrix:
-        shape = (self._config.vocab_size, self._config.hidden_size)
-        return quantize(self._tensors.read(name, shape)[: self._num_tokens], name)
-
-    def _linear(self, prefix: str, parts: dict[str, int], num_inputs: int, hidden: str) -> str:
-        """Adds the projections `parts` (name → outputs) as one matrix, outputs side by side."""
-        weights = [self._tensors.read(f"{prefix}.{p}.weight", (n, num_inputs)) for p, n in parts.items()]
-        name = f"{prefix}.{'_'.join(parts)}"
-        matrix = quantize(np.concatenate(weights), name)
-        self._constant(f"{name}.packed", matrix.packed)
-        self._constant(f"{name}.scales", matrix.scales)
-        bias = self._bias(prefix, parts, name)
-        self._writer.matmul(f"{name}.out", hidden, f"{name}.packed", f"{name}.scales", matrix.shape, bias)
-        return f"{name}.out"
-
-    def _bias(self, prefix: str, parts: dict[str, int], name: str) -> str:
-        present = [f"{prefix}.{part}.bias" in self._tensors for part in parts]
-        if not any(present):
-            return ""
-        rows = [
-            self._tensors.read(f"{prefix}.{part}.bias", (size,)) if has else np.zeros(size, np.float32)
-            for (part, size), has in zip(parts.items(), present, strict=True)
-        ]
-        self._constant(f"{name}.bias", np.concatenate(rows))
-        return f"{name}.bias"
-
-    def _norm(self, name: str, hidden: str, residual: str) -> tuple[str, str]:
-        """RMS norm of hidden + residual; returns the names of the norm and of the sum."""
-        weight = self._tensors.read(f"{name}.weight", (self._config.hidden_size,))
-        self._constant(f"{name}.weight", weight)
-        epsilon = self._config.rms_norm_eps
-        if not residual:
-            inputs = [hidden, f"{name}.weight"]
-            self._node("SimplifiedLayerNormalization", inputs, [f"{name}.out"], epsilon=epsilon, axis=-1)
-            return f"{name}.out", hidden
-        inputs, outputs = [hidden, residual, f"{name}.weight"], [f"{name}.out", "", "", f"{name}.sum"]
-        self._node("SkipSimplifiedLayerNormalization", inputs, outputs, MICROSOFT, epsilon=epsilon)
-        return f"{name}.out", f"{name}.sum"
-
-    def _head_norm(self, name: str, hidden: str, num_heads: int) -> str:
-        """Qwen3's norm of each head of a query or key, `[1, n, heads · head_dim]` in and out."""
-        size = self._config.head_dim
-        self._constant(f"{name}.weight", self._tensors.read(f"{name}.weight", (size,)))
-        self._constant(f"{name}.heads", np.array([1, -1, num_heads, size], np.int64))
-        self._constant(f"{name}.flat", np.array([1, -1, num_heads * size], np.int64))
-        self._node("Reshape", [hidden, f"{name}.heads"], [f"{name}.in"])
-        inputs, epsilon = [f"{name}.in", f"{name}.weight"], self._config.rms_norm_eps
-        self._node("SimplifiedLayerNormalization", inputs, [f"{name}.normed"], epsilon=epsilon, axis=-1)
-        self._node("Reshape", [f"{name}.normed", f"{name}.flat"], [f"{name}.out"])
-        return f"{name}.out"
-
     def _interface(self) -> tuple[list[ValueInfo], list[ValueInfo]]:
         config = self._config
-        kv_shape = (1, config.num_kv_heads, "capacity", config.head_dim)
+        kv_shape = (1, config.num_kv_heads, "capacity", config.padded_head_dim)
         kinds = [(kind, layer) for layer in range(config.num_layers) for kind in ("key", "value")]
         past = [ValueInfo(f"past_{kind}_{layer}", "float32", kv_shape) for kind, layer in kinds]
         present = [ValueInfo(f"present_{kind}_{layer}", "float32", kv_shape) for kind, layer in kinds]

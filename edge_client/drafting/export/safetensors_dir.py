@@ -38,19 +38,15 @@ class TensorDirectory:
         """Reads headers only. Raises `ModelError` when files are missing, truncated or of another kind."""
         self._hf_dir = hf_dir
         self._entries = {name: entry for path in _shards(hf_dir) for name, entry in _read_header(path)}
+        self._read_names: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._entries
 
     @property
-    def num_parameters(self) -> int:
-        """Returns the number of parameters."""
-        return self.num_parameters_below("")
-
-    def num_parameters_below(self, prefix: str) -> int:
-        """Returns the number of parameters whose name begins with `prefix`."""
-        entries = (entry for name, entry in self._entries.items() if name.startswith(prefix))
-        return sum(int(np.prod(entry.shape)) for entry in entries)
+    def num_parameters_read(self) -> int:
+        """Returns the number of parameters of all tensors that were read."""
+        return sum(int(np.prod(self._entries[name].shape)) for name in self._read_names)
 
     def read(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """Returns a tensor as float32. Raises `ModelError` where it is missing or has another shape or an
@@ -62,6 +58,7 @@ class TensorDirectory:
             raise ModelError(f"{entry.path}: {name!r} has shape {entry.shape}, config.json says {shape}")
         if entry.dtype not in _DTYPES:
             raise ModelError(f"{entry.path}: {name!r} is {entry.dtype}; export reads {', '.join(_DTYPES)}")
+        self._read_names.add(name)
         raw = np.memmap(entry.path, np.uint8, "r", entry.start, entry.end - entry.start)
         values = raw.view(_DTYPES[entry.dtype]).reshape(shape)
         if entry.dtype == "BF16":  # the upper half of a float32

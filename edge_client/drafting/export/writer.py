@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE
+from outrider.edge_client.drafting.export.quantize import BLOCK_SIZE, FloatMatrix, Matrix
 
 MICROSOFT = "com.microsoft"  # onnxruntime's own operators
 OPSET = 21
@@ -33,6 +33,7 @@ class OnnxWriter:
         self._accuracy_level = accuracy_level
         self._nodes: list[Any] = []
         self._constants: dict[str, Any] = {}
+        self._casts: set[str] = set()
 
     def node(
         self, op: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", **attributes: Any
@@ -49,13 +50,41 @@ class OnnxWriter:
         self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(values), name)
 
     def matmul(
-        self, out: str, hidden: str, packed: str, scales: str, shape: tuple[int, int], bias: str = ""
+        self, out: str, hidden: str, name: str, matrix: Matrix, bias: str = "", stored: str = ""
     ) -> None:
-        """Multiplies hidden `[..., columns]` by an INT4 matrix of `shape` (rows, columns), giving `[...,
-        rows]`."""
-        inputs = [hidden, packed, scales, "", "", bias] if bias else [hidden, packed, scales]
-        sizes = {"N": shape[0], "K": shape[1], "bits": 4, "block_size": BLOCK_SIZE}
+        """Multiplies hidden `[..., columns]` by the matrix of `name` (see `matrix`), giving `[..., rows]`. Its rows may
+        be `stored` under another name."""
+        if isinstance(matrix, FloatMatrix):
+            self._float_matmul(out, hidden, stored or name, bias)
+            return
+        inputs = [hidden, f"{stored or name}.packed", f"{name}.scales", *(["", "", bias] if bias else [])]
+        rows, columns = matrix.shape
+        sizes = {"N": rows, "K": columns, "bits": matrix.num_bits, "block_size": BLOCK_SIZE}
         self.node("MatMulNBits", inputs, [out], MICROSOFT, accuracy_level=self._accuracy_level, **sizes)
+
+    def _float_matmul(self, out: str, hidden: str, name: str, bias: str) -> None:
+        """onnxruntime turns the table into float32 and transposes it once, when it loads the graph."""
+        self.node("Transpose", [self.as_float(f"{name}.table")], [f"{out}.columns"], perm=[1, 0])
+        self.node("MatMul", [hidden, f"{out}.columns"], [f"{out}.product" if bias else out])
+        if bias:
+            self.node("Add", [f"{out}.product", bias], [out])
+
+    def as_float(self, name: str) -> str:
+        """Casts to float32 and returns the result's name."""
+        from onnx import TensorProto
+
+        if f"{name}.float" not in self._casts:
+            self._casts.add(f"{name}.float")
+            self.node("Cast", [name], [f"{name}.float"], to=TensorProto.FLOAT)
+        return f"{name}.float"
+
+    def matrix(self, name: str, matrix: Matrix) -> None:
+        """Adds the constants of a matrix: `NAME.packed` and `NAME.scales`, or `NAME.table`."""
+        if isinstance(matrix, FloatMatrix):
+            self.constant(f"{name}.table", matrix.values)
+        else:
+            self.constant(f"{name}.packed", matrix.packed)
+            self.constant(f"{name}.scales", matrix.scales)
 
     def split(self, name: str, sizes: Sequence[int]) -> list[str]:
         """Splits the last axis and returns the names of the parts."""

@@ -64,10 +64,9 @@ class OnnxDraftModel:
     @property
     def runtime(self) -> str:
         """Returns what computes, and with which numbers."""
-        size = sum(self.spec.files.values()) / 1e6
-        return (
-            f"onnxruntime {import_onnxruntime().__version__} on cpu, INT4 weights ({size:.0f} MB), float32 KV"
-        )
+        size = f"{sum(self.spec.files.values()) / 1e6:.0f} MB"
+        weights = f"{self.spec.precision.upper()} weights ({size})"
+        return f"onnxruntime {import_onnxruntime().__version__} on cpu, {weights}, float32 KV"
 
     def dropout_cost(self) -> DropoutCost | None:
         """Returns the time that the variance adds to a token, measured now; None without it."""

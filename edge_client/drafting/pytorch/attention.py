@@ -16,11 +16,10 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
 from outrider.common.errors import ModelError
+from outrider.common.models.attention_arguments import unsupported_argument
 from outrider.edge_client.drafting.pytorch.kv import KvBuffer
 
 ATTENTION_NAME = "outrider_draft"
-# Keyword arguments by which models ask for something plain softmax attention does not do.
-_UNSUPPORTED_KWARGS = ("s_aux", "sinks", "head_mask", "position_bias")
 
 
 class Run:
@@ -88,11 +87,10 @@ def _attend(
     """
     if outrider_run is None:
         raise ModelError("this architecture does not hand keyword arguments to its attention")
-    for name in _UNSUPPORTED_KWARGS:
-        if kwargs.get(name) is not None:
-            raise ModelError(
-                f"this architecture's attention has {name!r}, which the torch draft does not compute"
-            )
+    if name := unsupported_argument(kwargs):
+        raise ModelError(
+            f"this architecture's attention has {name!r}, which the torch draft does not compute"
+        )
     run = outrider_run
     keys, values = run.kv.append(int(module.layer_idx), key[0], value[0], run.start)  # type: ignore[arg-type]
     _, num_heads, num_tokens, head_dim = query.shape
@@ -113,6 +111,8 @@ def _softmax_attention(
     scaling: float | None,
     softcap: float | None,
 ) -> torch.Tensor:
+    """Its masks are boolean and its groups folded, and it scales in one product, where the verifier's
+    `softmax_attention` adds masks and keeps the order that its exact rows are checked with: other last digits."""
     if softcap is None:
         return scaled_dot_product_attention(rows[None], keys[None], values[None], mask, scale=scaling)[0]
     scaling = rows.shape[-1] ** -0.5 if scaling is None else scaling

@@ -31,14 +31,16 @@ class TorchDraftModel:
 
     signal_names = ("nll", "entropy", "margin")
 
-    def __init__(self, directory: Path, network: Network, eos_token_ids: tuple[int, ...]) -> None:
-        self.directory = directory
+    def __init__(
+        self, network: Network, eos_token_ids: tuple[int, ...], tokenizer_json: Path, source: str
+    ) -> None:
+        """`source` is the fingerprint of the model that `network` was made of."""
         self.num_tokens, self.max_context = network.num_tokens, network.max_context
         self.eos_token_ids = eos_token_ids
         # What the weights were rounded to is part of the draft's identity, as it is of an exported one's.
-        said = f"{target_fingerprint(directory)}\0{network.weights}\0{network.dtype}\0{network.has_fp8_kv}"
+        said = f"{source}\0{network.weights}\0{network.dtype}\0{network.has_fp8_kv}"
         self.fingerprint = hashlib.sha256(said.encode()).hexdigest()
-        self.tokenizer_fingerprint = tokenizer_fingerprint(directory / TOKENIZER_FILE)
+        self.tokenizer_fingerprint = tokenizer_fingerprint(tokenizer_json)
         self.runtime = network.runtime
         self._network: Network | None = network
 
@@ -72,7 +74,7 @@ class TorchDraftModel:
             check_attention(network)
         except ModelError as error:
             raise ModelError(f"{directory}: {error}") from error
-        return cls(directory, network, read_eos_token_ids(directory))
+        return cls(network, read_eos_token_ids(directory), tokenizer, target_fingerprint(directory))
 
     @property
     def network(self) -> Network:

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import json
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +12,9 @@ from transformers import CONFIG_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 from transformers.utils import logging as hf_logging
 
 from outrider.common.errors import ModelError, UsageError
+from outrider.common.process.quiet_loading import quiet_loading
 from outrider.edge_client.drafting.backend import FP8, NF4, BackendSettings
+from outrider.edge_client.drafting.pytorch.architecture import check_decoder, check_vocabulary, max_context
 from outrider.edge_client.drafting.pytorch.attention import ATTENTION_NAME, Run, register_attention
 from outrider.edge_client.drafting.pytorch.quantised import num_weight_bytes, quantise_layers
 from outrider.edge_client.drafting.spec import GRAPH_FILE, SPEC_FILE, TOKENIZER_FILE
@@ -75,7 +73,7 @@ def load_network(
     device = _choose_device(settings)
     _check_fp8(settings, device)
     weights, dtype = _choose_weights(settings.weights, device)
-    with _quiet_transformers():
+    with quiet_loading(hf_logging):
         config = _load_config(directory, config_json, first_layers)
         model = _load_model(directory, config, dtype)
         try:
@@ -86,12 +84,8 @@ def load_network(
             model = model.to(device).eval().requires_grad_(False)
         except RuntimeError as error:  # of torch: too little memory, mostly
             raise ModelError(f"{directory} cannot be loaded on {device}: {_first_line(error)}") from error
-    num_rows = model.get_input_embeddings().weight.shape[0]
-    if num_tokens > num_rows:
-        raise ModelError(
-            f"{directory}: its tokenizer has {num_tokens} tokens, the embedding only {num_rows} rows"
-        )
-    return Network(model, device, dtype, weights, num_tokens, _max_context(config), settings.kv_dtype == FP8)
+    check_vocabulary(model, num_tokens, directory)
+    return Network(model, device, dtype, weights, num_tokens, max_context(config), settings.kv_dtype == FP8)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -180,26 +174,10 @@ def _load_config(directory: Path, config_json: dict[str, Any], first_layers: int
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelError(f"{directory / 'config.json'} is not usable: {_first_line(error)}") from error
     model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    parameters = inspect.signature(model_class.forward).parameters if model_class else {}
-    if not getattr(model_class, "_supports_attention_backend", False) or "logits_to_keep" not in parameters:
-        raise ModelError(
-            f"{directory}: model type {model_type!r} is not a decoder that takes its attention from outside"
-        )
-    kinds = set(getattr(config.get_text_config(), "layer_types", None) or ())
-    if others := sorted(kinds - {"full_attention", "sliding_attention"}):
-        raise ModelError(f"{directory} has layers of {others[0]}, which the torch draft does not compute")
+    check_decoder(config, model_class, directory)
     if first_layers is not None:
         config.num_hidden_layers = first_layers
     return config
-
-
-def _max_context(config: Any) -> int:
-    text = config.get_text_config()
-    for name in ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length"):
-        value = getattr(text, name, None)
-        if isinstance(value, int) and value > 0:
-            return value
-    raise ModelError(f"the configuration of model type {config.model_type!r} has no max_position_embeddings")
 
 
 def _load_model(directory: Path, config: Any, dtype: torch.dtype) -> Any:
@@ -226,19 +204,3 @@ def _load_model(directory: Path, config: Any, dtype: torch.dtype) -> Any:
 
 def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
-
-
-@contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Silences progress bars, advice and warnings while loading."""
-    verbosity, had_bar = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
-    hf_logging.set_verbosity_error()
-    hf_logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        hf_logging.set_verbosity(verbosity)
-        if had_bar:
-            hf_logging.enable_progress_bar()

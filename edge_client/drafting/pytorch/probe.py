@@ -13,8 +13,8 @@ from outrider.edge_client.drafting.pytorch.network import Network
 from outrider.edge_client.drafting.pytorch.runner import TorchRunner
 
 _NUM_TOKENS, _NUM_FIRST = 8, 5  # in two runs, so that states beside the KV would be missed
-# Largest difference of a probability. In bfloat16 two ways to attend round to other last digits.
-_MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+# Largest difference of a probability. In 16 bits two ways to attend round to other last digits.
+_MAX_DIFFERENCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 
 
 def check_attention(network: Network) -> None:

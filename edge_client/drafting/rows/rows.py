@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from outrider.common.grammar.masks import mask_scores
 from outrider.edge_client.drafting.rows.dropout import Candidates
+
+_LEAST = np.float32(-1e30)  # no model's logit; times a probability of 0 it is 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class Rows:
     tempered_logits: NDArray[np.float32]  # logits / temperature
     tempered_probs: NDArray[np.float32]  # softmax(tempered_logits)
     candidates: Candidates | None = None  # under dropout, where the variant of the graph runs
+    is_constrained: bool = False  # ids that a grammar excludes are at -inf
 
     def one(self, index: int) -> Rows:
         """Returns a single row."""
@@ -26,6 +30,19 @@ class Rows:
         return Rows(
             self.logits[chosen], self.probs[chosen], self.tempered_logits[chosen], self.tempered_probs[chosen]
         )
+
+
+def constrained(rows: Rows, words: NDArray[np.int32], temperature: float) -> Rows:
+    """Returns a single row over the ids that `words` [1, n] allow (`outrider.common.grammar.masks`)."""
+    logits = rows.logits.copy()
+    mask_scores(np, logits, words)
+    return replace(rows_of(logits, temperature), candidates=rows.candidates, is_constrained=True)
+
+
+def finite(rows: Rows) -> NDArray[np.float32]:
+    """Returns the logits [num_tokens] of a single row such that each times its probability is a number."""
+    logits: NDArray[np.float32] = rows.logits[0]
+    return np.maximum(logits, _LEAST) if rows.is_constrained else logits
 
 
 def rows_of(logits: NDArray[np.float32], temperature: float) -> Rows:

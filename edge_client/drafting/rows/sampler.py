@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import ModelError
+from outrider.common.grammar.state import state_of
 from outrider.common.noise.draws import coupled_one, coupled_top, coupled_two, top_scores
 from outrider.common.noise.philox import Purpose, first_word
 from outrider.common.sampling.processors import is_plain, process_logits
@@ -22,7 +24,7 @@ from outrider.common.types import DRAFT_SOURCE, RunnerUp, SamplingParams, Signal
 from outrider.edge_client.drafting.drawn_tree import Draw, make_draw
 from outrider.edge_client.drafting.noise_ahead import NoiseAhead
 from outrider.edge_client.drafting.rows.dropout import top_variance
-from outrider.edge_client.drafting.rows.rows import Rows
+from outrider.edge_client.drafting.rows.rows import Rows, constrained, finite
 from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS, Continuations
 from outrider.kernels.signals import draft_signals
 
@@ -38,7 +40,8 @@ class DraftSampler:
     """Samples for one sequence, with the rows of a runner made for the same temperature."""
 
     def __init__(self, params: SamplingParams, eos_token_ids: tuple[int, ...], num_support: int = 0) -> None:
-        self._params = params
+        self._grammar = None if params.grammar is None else state_of(params.grammar)
+        self._params = params = replace(params, grammar=None)  # rows are constrained before anything else
         self._eos_token_ids = eos_token_ids
         self._num_support = num_support
         self._noise = NoiseAhead(params.seed)
@@ -58,8 +61,8 @@ class DraftSampler:
 
     @property
     def needs_history(self) -> bool:
-        """Returns whether `sample` needs the sequence (penalties, bad words, minimum length)."""
-        return self._needs_history
+        """Returns whether `sample` needs the sequence (penalties, bad words, minimum length, grammar)."""
+        return self._needs_history or self._grammar is not None
 
     def prepare(self, positions: Iterable[int], num_tokens: int) -> Iterator[None]:
         """Makes the noise of some positions ahead, where samples need it. Yields before each."""
@@ -82,6 +85,7 @@ class DraftSampler:
 
         At temperature 0 its probability is 1. Raises `ModelError` where the logits are not finite.
         """
+        rows = self._constrained(rows, output_ids)
         probs = rows.probs[0]
         top_id = int(probs.argmax())
         top_prob = float(probs[top_id])
@@ -89,7 +93,7 @@ class DraftSampler:
             raise ModelError(_NOT_FINITE)
         token_id, prob, support = self._choose(rows, start, offset, prompt_ids, output_ids)
         variance = None if rows.candidates is None else top_variance(rows.candidates)
-        signals = Signals(*draft_signals(rows.logits[0], probs, token_id, top_id), variance)
+        signals = Signals(*draft_signals(finite(rows), probs, token_id, top_id), variance)
         return token_id, prob, signals, support
 
     def continuations(
@@ -108,6 +112,7 @@ class DraftSampler:
         assert not self._num_support, "a tree is drafted with the noise that both sides share"
         if not math.isfinite(rows.probs[0, 0]):  # one logit that is not makes them all so
             raise ModelError(_NOT_FINITE)
+        rows = self._constrained(rows, output_ids)
         scores = rows.logits if self._is_argmax else self._scores(rows, prompt_ids, output_ids)
         if self._is_greedy:
             ids, sums = top_scores(scores[0], MAX_CONTINUATIONS, _MOST_GAP)
@@ -121,6 +126,7 @@ class DraftSampler:
     def support(self, rows: Rows, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> Support:
         """Returns what a tree's children are drawn from; at temperature 0 with the weights of temperature 1, by which
         the likeliest are taken. `rows` has one row. Raises `ModelError` where the logits are not finite."""
+        rows = self._constrained(rows, output_ids)
         return make_support(self._scores(rows, prompt_ids, output_ids)[0], self._num_support)
 
     def make_draw(self, start: int) -> Draw:
@@ -153,6 +159,15 @@ class DraftSampler:
             return token_id, float(rows.tempered_probs[0, token_id]), None
         return token_id, _softmax_at(scores[0], token_id), None
 
+    def _constrained(self, rows: Rows, output_ids: Sequence[int]) -> Rows:
+        """Returns what the grammar leaves of a row after `output_ids`; without one the row itself."""
+        if self._grammar is None:
+            return rows
+        if not math.isfinite(rows.probs[0, 0]):  # one logit that is not makes them all so
+            raise ModelError(_NOT_FINITE)
+        self._grammar.follow(output_ids)
+        return constrained(rows, self._grammar.allowed()[None], self._params.temperature)
+
     def _scores(
         self, rows: Rows, prompt_ids: Sequence[int], output_ids: Sequence[int]
     ) -> NDArray[np.float32]:
@@ -175,7 +190,7 @@ def signals_of(rows: Rows, token_ids: Sequence[int]) -> tuple[Signals, ...]:
     measure. `rows` has one row."""
     if not token_ids:
         return ()
-    logits, probs, first = rows.logits[0], rows.probs[0], token_ids[0]
+    logits, probs, first = finite(rows), rows.probs[0], token_ids[0]
     entropy, nll, margin = draft_signals(logits, probs, first, int(probs.argmax()))
     nlls = (nll + float(logits[first] - logits[each]) for each in token_ids)
     return tuple(Signals(entropy, max(0.0, each), margin) for each in nlls)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from outrider.common.errors import OutriderError
-from outrider.common.types import SessionRequest, SessionResponse
+from outrider.common.types import ModelInfo, SessionRequest, SessionResponse
 
 
 @dataclass(slots=True)
@@ -54,6 +54,9 @@ class VerifierLink(Protocol):
 
     def connect(self, timeout_s: float) -> Connection:
         """Returns a fresh connection, ready to send. Raises `LinkError` when it cannot be made in time."""
+
+    def describe(self, timeout_s: float) -> ModelInfo:
+        """Asks the verifier for its model and limits. Raises `LinkError` and `CallRejectedError`."""
 
 
 class CallRejectedError(OutriderError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.backlog import AdmissionTicket, Refusal
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.driver import IDLE_TURN_S
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job, num_tokens_of_round

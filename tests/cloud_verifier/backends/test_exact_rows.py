@@ -18,9 +18,11 @@ from torch.nn.functional import linear as library_linear
 from benchmarks.engine_texts import write_texts
 from benchmarks.reliability.exact_rows import make_prompts
 from benchmarks.reliability.planted import plant
+from outrider.cloud_verifier.backends.attention.tiled import TiledPlanner, span_end
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.passes.feeds import Feed, split_feeds
 from outrider.cloud_verifier.backends.products.row_plan import (
     ON_CPU,
     ON_GPU,
@@ -36,8 +38,7 @@ from outrider.cloud_verifier.backends.products.ways import (
     UnsplitLibrary,
     product_ways,
 )
-from outrider.cloud_verifier.backends.tiled import TiledPlanner, span_end
-from outrider.cloud_verifier.backends.transformers_backend import Feed, TransformersBackend, split_feeds
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.kv.blocks import BlockTable
 from outrider.cloud_verifier.server.cli import describe_target
@@ -97,7 +98,7 @@ def test_nan_in_blocks_that_nobody_holds_reaches_no_pass_of_a_split_forward(
 ) -> None:
     whole = score(backend, TEXT, len(TEXT))
     assert backend.row_plan is not None and len(TEXT) > backend.row_plan.most
-    for pool in backend._pools:
+    for pool in backend.memory.tensors:
         pool.fill_(float("nan"))
     assert np.array_equal(score(backend, TEXT, len(TEXT)), whole)
 

@@ -81,7 +81,7 @@ def test_a_target_over_fp8_is_another_one_of_half_the_memory(target_of: Callable
     )
     head_dim = fp8.facts.head_dim
     assert fp8.facts.kv_bytes_per_token / plain.facts.kv_bytes_per_token == (head_dim + 2) / (2 * head_dim)
-    allocated = sum(pool.nbytes for pool in fp8._pools)
+    allocated = sum(pool.nbytes for pool in fp8.memory.tensors)
     num_slots = (fp8.blocks.num_blocks + 1) * fp8.blocks.block_size  # the spare block too
     assert allocated == num_slots * fp8.facts.kv_bytes_per_token
     assert len({each.fingerprint for each in (plain, fp8, wide)}) == 3

@@ -12,22 +12,24 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.models import ARCHITECTURES
+from transformers.utils import logging as hf_logging
 
 from outrider.cloud_verifier.backends import memory
+from outrider.cloud_verifier.backends.facts import TargetFacts
 from outrider.cloud_verifier.backends.loading import load_target, make_backend
 from outrider.cloud_verifier.backends.memory import check_weights_fit, kv_pool_bytes, step_bytes
 from outrider.cloud_verifier.backends.through_transformers import (
     TransformersDecoder,
     load_directly,
     load_through_transformers,
-    quiet_transformers,
 )
-from outrider.cloud_verifier.backends.transformers_backend import TargetFacts, TransformersBackend
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.cloud_verifier.config import ServeConfig, check_device_name, parse_kv_memory
 from outrider.cloud_verifier.server.cli import describe_target
 from outrider.common.config.units import show_size
 from outrider.common.errors import ConfigError, ModelError
+from outrider.common.process.quiet_loading import quiet_loading
 
 GIB = 2**30
 
@@ -165,7 +167,7 @@ def test_a_model_read_straight_to_its_device_is_the_one_transformers_loads(
     config_json = json.loads((directory / "config.json").read_text())
     with Weights(directory, "cpu", getattr(torch, dtype)) as weights:
         config, theirs = load_through_transformers(directory, config_json, weights)
-        with quiet_transformers():
+        with quiet_loading(hf_logging):
             model = load_directly(config, weights)
     assert isinstance(theirs, TransformersDecoder) and model is not None and not model.training
     expected = theirs._model.state_dict() | dict(theirs._model.named_buffers())

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.backends.decoder import Decoder
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import Decoder, PagedSequence, TransformersBackend
+from outrider.cloud_verifier.backends.transformers_backend import PagedSequence, TransformersBackend
 from outrider.cloud_verifier.verification.staging import Staging
 from outrider.kernels.kv_pool import KVPool
 
@@ -38,7 +39,7 @@ def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) ->
 
 
 def poison(backend: TransformersBackend, block_ids: Sequence[int]) -> None:
-    for pool in (*backend._key_pools, *backend._value_pools):
+    for pool in (*backend.memory.key_pools, *backend.memory.value_pools):
         (pool.rows if pool.scales is None else pool.scales)[list(block_ids)] = math.nan
 
 

@@ -16,17 +16,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, PagedAttention
-from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.packing import (
+from outrider.cloud_verifier.backends.attention.packing import (
     MAX_BATCHED_LENGTH,
     MAX_BATCHED_QUERIES,
     PackedSequence,
     group_similar,
 )
+from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, AttentionRule, PagedAttention
+from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
+from outrider.cloud_verifier.backends.attention.tiled import TiledPlanner
+from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
-from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
-from outrider.cloud_verifier.backends.tiled import TiledPlanner
 from outrider.cloud_verifier.server.cli import describe_target
 from outrider.common.tree import ROOT, Tree
 from outrider.kernels.kv_pool import KVPool
@@ -230,7 +230,7 @@ class Refused(KernelPlanner):
         (Wrong, "attention is off by"),
         (NotANumber, "attention is off by nan"),
         (Refused, "a GPU of another kind"),
-        (None, "backends.paged halted"),  # as where Triton is missing
+        (None, "attention.paged halted"),  # as where Triton is missing
     ],
 )
 def test_a_model_runs_through_the_kernel_only_if_its_numbers_stay_the_same(
@@ -242,7 +242,7 @@ def test_a_model_runs_through_the_kernel_only_if_its_numbers_stay_the_same(
 ) -> None:
     backend = load_target(target_of("qwen3"), block_size=2, exact_rows="off")
     before = backend.planner
-    name = "outrider.cloud_verifier.backends.paged"
+    name = "outrider.cloud_verifier.backends.attention.paged"
     module = planner and types.SimpleNamespace(PagedPlanner=planner)
     monkeypatch.setitem(sys.modules, name, module)
     with caplog.at_level(logging.WARNING, "outrider"):
@@ -263,6 +263,6 @@ def test_logits_that_differ_drop_the_kernel(target_of: Callable[[str], Path]) ->
     backend = load_target(target_of("llama"), exact_rows="off")
     module = types.SimpleNamespace(PagedPlanner=KernelPlanner)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "outrider.cloud_verifier.backends.paged", module)
+        patch.setitem(sys.modules, "outrider.cloud_verifier.backends.attention.paged", module)
         use_paged_kernel(backend, probe(backend) + 9.0)
     assert not backend.has_paged_kernel and type(backend.planner) is SdpaPlanner

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from outrider.cloud_verifier.backends.attention import AttentionRule, ForwardPlan
+from outrider.cloud_verifier.backends.attention.plan import AttentionRule, ForwardPlan
 from outrider.cloud_verifier.backends.cuda import graphs
 from outrider.cloud_verifier.backends.cuda.graphs import Run, StepGraphs, graph_rows
 from outrider.cloud_verifier.verification.staging import Staging
@@ -136,8 +136,9 @@ def test_where_nothing_can_be_captured_steps_run_and_one_line_is_logged(
         raise RuntimeError("operation not permitted when stream is capturing")
 
     through = StepGraphs(steps.run, capture)
-    for number in range(5):
-        assert steps.step(through, [number, 3], 4 + number // 3) == [2 * number, 6]
+    with caplog.at_level(logging.WARNING, logger="outrider"):
+        for number in range(5):
+            assert steps.step(through, [number, 3], 4 + number // 3) == [2 * number, 6]
     assert steps.num_runs == 5
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and "operation not permitted" in record.getMessage()

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from benchmarks.trees.keep import largest_difference, random_tree
-from outrider.cloud_verifier.backends.attention import AttentionPlanner
+from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner
+from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import check_trees
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.sdpa import SdpaPlanner
-from outrider.cloud_verifier.backends.transformers_backend import Feed, TransformersBackend, split_feeds
+from outrider.cloud_verifier.backends.passes.feeds import Feed, split_feeds
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.kv.blocks import BlockTable
 from outrider.common.errors import ModelError
 from outrider.common.tree import Tree

@@ -12,9 +12,11 @@ from support.fakes import FakeBackend
 from test_engine import GREEDY, SAMPLED, Harness
 
 from outrider.cloud_verifier.config import EMBEDDED_DRAFT, ServeConfig
-from outrider.cloud_verifier.engine.colocated import POOL_FROM_NS, READ_CHUNK, CoLocatedDrafter, DeferredDraft
+from outrider.cloud_verifier.engine.colocated.draft import DeferredDraft
+from outrider.cloud_verifier.engine.colocated.drafter import POOL_FROM_NS, CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.reader import READ_CHUNK
 from outrider.cloud_verifier.kv.blocks import BlockManager
-from outrider.cloud_verifier.server.cli import create_drafter
+from outrider.cloud_verifier.server.loading import create_drafter
 from outrider.common.alignment import TokenChain
 from outrider.common.errors import IncompatibleError, ModelError
 from outrider.common.types import (

@@ -13,10 +13,11 @@ from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.config import QueueLimits
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.finish import MakeRows, make_rows
 from outrider.cloud_verifier.engine.job import Job
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.common.alignment import TokenChain
 from outrider.common.codec.responses_in import decode_open_response
 from outrider.common.codec.responses_out import encode_open_response
@@ -96,6 +97,7 @@ class Harness:
         drafter: CoLocatedDrafter | None = None,
         methods: tuple[Method, ...] = tuple(Method),
         make_rows: MakeRows = make_rows,
+        grammars: GrammarStore | None = None,
         **limits: int,
     ) -> None:
         self.backend = backend or FakeBackend()
@@ -106,6 +108,7 @@ class Harness:
             self.backend,
             dataclasses.replace(model, methods=methods, draft_fingerprint=fingerprint, draft_sources=sources),
             drafter=drafter,
+            grammars=grammars,
             max_step_tokens=max_step_tokens,
             queue_limits=queue_limits,
             tenant_max_sessions=tenant_max_sessions,

@@ -12,7 +12,7 @@ from support.edge.engine_link import ChanceDraft
 from test_colocated_drafts import expected_text
 from test_engine import GREEDY, SAMPLED, Harness, round_of
 
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.verification.rows import StepRound
 from outrider.common.alignment import TokenChain
 from outrider.common.codec import decode_verify, encode_verify

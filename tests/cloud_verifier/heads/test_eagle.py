@@ -18,7 +18,8 @@ from benchmarks.heads.service import Case, Service
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
-from outrider.cloud_verifier.engine.colocated import READ_CHUNK, CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.reader import READ_CHUNK
 from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.heads.eagle import CHUNK, EagleHead, EagleSequence
 from outrider.cloud_verifier.heads.eagle_kv import BLOCK

@@ -17,7 +17,7 @@ from test_heads_text import NUM_NEW, KnowingHead, Truth, cloud_only, make_heads,
 from benchmarks.heads.service import CLOUD_ONLY, Case, Service
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.partial import AheadToken
+from outrider.cloud_verifier.backends.passes.partial import AheadToken
 from outrider.cloud_verifier.backends.products.row_plan import RowPlan
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.engine.job import Job
@@ -216,7 +216,7 @@ def test_a_forward_from_known_states_has_the_bits_of_one_from_the_tokens(
         logits = backend.forward(items).copy()
         table = sequence.table  # type: ignore[attr-defined]
         slots = list(backend.blocks.slots(table, 0, sequence.length))
-        kv = [pool.flatten(1, 2)[:, slots].clone() for pool in backend._pools]
+        kv = [pool.flatten(1, 2)[:, slots].clone() for pool in backend.memory.tensors]
         found.append((logits, kv))
         for each in (sequence, chain, tree):
             backend.close(each)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -320,12 +321,11 @@ def test_a_mistake_is_one_clear_line_and_an_exit_status(
         (["calibrate"], 2, ""),
     ],
 )
-@pytest.mark.parametrize("flag", ["--json", "--js"])
 def test_json_is_printed_whatever_ends_a_command(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str, flag: str
+    capsys: pytest.CaptureFixture[str], arguments: list[str], status: int, message: str
 ) -> None:
     try:
-        code = main([*arguments, flag])
+        code = main([*arguments, "--json"])
     except SystemExit as stop:
         code = int(stop.code or 0)
     report = json.loads(capsys.readouterr().out)
@@ -361,6 +361,31 @@ def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "abc", "def"])
     assert "def; text of several words goes in quotes" in capsys.readouterr().err
+
+
+def test_an_unknown_verb_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["rnu", "abc"])
+    assert stop.value.code == 2 and "there is no verb 'rnu'; did you mean run?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["xyz"])
+    assert "there is no verb 'xyz'; there are run, draft, config" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["draft"]])
+def test_without_a_verb_help_is_printed(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    shown = capsys.readouterr()
+    assert stop.value.code == 0 and "usage: edge-client" in shown.out and not shown.err
+
+
+def test_help_lists_the_flags_used_most_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    flags = re.findall(r"^  (--[a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    most = ["--verifier", "--draft", "--mode", "--max-new-tokens", "--temperature", "--seed"]
+    assert flags[flags.index("--config") + 1 :][:6] == most and len(set(flags)) == len(flags)
 
 
 def test_an_empty_or_missing_prompt_is_refused(

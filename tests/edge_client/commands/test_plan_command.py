@@ -15,7 +15,7 @@ from support.processes.server import serving
 from support.timed import timed
 
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.heads.loading import load_head
 from outrider.cloud_verifier.heads.lookahead import Lookahead
 from outrider.common.config.units import (

@@ -104,6 +104,7 @@ def test_a_daemon_loads_a_hugging_face_directory_for_requests_that_draft(world: 
 
 
 def test_export_checks_itself(world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["draft", "export", str(world.source), str(tmp_path), "--check"]) == 0
+    assert main(["draft", "export", str(world.source), str(tmp_path), "--self-check"]) == 0
     shown = capsys.readouterr().out
-    assert "check of 128 tokens, total variation" in shown and "from the source with INT4 weights" in shown
+    assert "self-check on 128 tokens" in shown and "acceptance against the source" in shown
+    assert "with its weights in int" in shown and "the source in torch" in shown

@@ -12,12 +12,15 @@ from support.processes.pairs import EMBEDDED
 from support.processes.server import serving
 
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.server.loading import create_grammars
 from outrider.cloud_verifier.server.server import VerifierServer
 
 
 @pytest.fixture(scope="session")
 def verifier() -> Iterator[VerifierServer]:
-    with serving(load_target(EMBEDDED / "target")) as server:
+    backend = load_target(EMBEDDED / "target")
+    with serving(backend, grammars=create_grammars(ServeConfig(), backend)) as server:
         yield server
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from outrider.edge_client.daemon.admission import Admission
+from outrider.edge_client.daemon.http import server
 from outrider.edge_client.daemon.openai.errors import ApiError
 
 
@@ -78,3 +79,26 @@ def test_more_room_lets_those_who_wait_in_and_a_stop_sends_them_away() -> None:
         admission.check_integrity()
 
     asyncio.run(run())
+
+
+def test_memory_is_given_back_once_the_last_request_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    freed: list[int] = []
+
+    async def run() -> None:
+        admission, done = Admission(2, 2), asyncio.Event()
+        monkeypatch.setattr(server, "give_back", lambda: freed.append(admission.num_running))
+        freeing = asyncio.create_task(server.give_back_when_idle(admission, idle_s=0.0))
+        await settle()
+        assert not freed  # nothing has run yet
+        tasks = [asyncio.create_task(hold(admission, name, [], done)) for name in "ab"]
+        await settle()
+        assert not freed
+        done.set()
+        await asyncio.gather(*tasks)
+        async with asyncio.timeout(10.0):
+            while not freed:
+                await asyncio.sleep(0.001)
+        freeing.cancel()
+
+    asyncio.run(run())
+    assert freed == [0]

@@ -175,7 +175,9 @@ def test_the_log_says_how_many_tokens_a_client_that_left_had_got_and_why_others_
     assert line["status"] == 499 and line["reason"] == "the client left"
     assert 380 > int(str(line["num_tokens"])) >= len(chunk.model_extra["outrider"]["tokens"]) > 0
     with pytest.raises(openai.BadRequestError) as caught:
-        its_client.completions.create(model="outrider", prompt="x", extra_body={"a secret text": 1})
+        its_client.completions.create(
+            model="outrider", prompt="x", extra_body={"outrider": {"a secret text": 1}}
+        )
     line = logged(log_file, caught.value.response.headers["x-request-id"])
     assert (line["code"], line["num_tokens"]) == ("unknown_parameter", 0) and "reason" not in line
     subprocess.run(["curl", "-s", "-H", "Host: evil.example", f"{behind.url}/v1/models"], check=True)
@@ -209,16 +211,21 @@ def test_the_page_shows_that_the_link_is_gone_while_it_is_and_after_a_reload(
         return str(browser.run(f"document.getElementById({name!r}).textContent"))
 
     is_shown, is_back = (f"document.querySelector('#gone{is_}')" for is_ in (":not([hidden])", "[hidden]"))
-    is_new = "!document.querySelector('#text .t')"
+    is_new = "document.readyState === 'complete' && !document.getElementById('about').textContent.startsWith('fake')"
     browser.open(behind.url + "/", 1280, 800)
     browser.wait_for(f"document.querySelectorAll('#mode option').length === 5 && {is_back}")
     browser.run("document.getElementById('max').value = 380; document.getElementById('go').click()")
     browser.wait_for("document.querySelectorAll('#text .t').length > 3")
+    browser.run(
+        "notes = []; write_note = note; note = (turn, ...rest) => { notes.push(rest[0]); write_note(turn, ...rest); }"
+    )
     proxy.is_swallowing = True
     browser.wait_for(is_shown)
     assert re.search(r"verifier at \S+ does not answer: texts wait for it", text("gone"))
-    browser.wait_for("document.getElementById('note').className === 'bad'")
-    assert "no answer from" in text("note") and text("go") == "Write"
+    browser.wait_for("document.getElementById('go').textContent === 'Write'")
+    assert browser.run("document.getElementById('note').className") == "note bad"
+    assert "no answer for 1 s: waiting for the verifier" in browser.run("notes")
+    assert "no answer" in text("note") and text("go") == "Write"
     browser.open(behind.url + "/", 1280, 800)
     browser.wait_for(f"{is_new} && {is_shown}")
     assert text("about").startswith("verifier unreachable at "), "whatever was known of it before"

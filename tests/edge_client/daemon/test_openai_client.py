@@ -135,7 +135,7 @@ def test_a_bias_and_the_extras_reach_the_decoding(client: openai.OpenAI) -> None
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"prompt": ""}, "prompt", "invalid_value"),
         ({"logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
-        ({"extra_body": {"grammar": "x"}}, "grammar", "unknown_parameter"),
+        ({"extra_body": {"grammar": "x"}}, "grammar", "unsupported_parameter"),
         ({"extra_body": {"outrider": {"mode": "warp"}}}, "outrider.mode", "invalid_value"),
         ({"prompt": "word " * 5000}, "prompt", "context_length_exceeded"),
     ],

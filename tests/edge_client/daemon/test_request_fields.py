@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -68,6 +69,96 @@ def test_null_counts_as_not_given_and_neutral_values_are_taken() -> None:
     assert asked.changes == {} and asked.messages == (USER,)
 
 
+# What GuideLLM and `vllm bench serve` send, and the fields of llama-server's and vLLM's clients.
+FOREIGN = {
+    "ignore_eos": True,
+    "repetition_penalty": 1.0,
+    "top_k": -1,
+    "min_p": 0.05,
+    "min_tokens": 3,
+    "stop_token_ids": [5],
+    "bad_words": ["x"],
+    "n_predict": 7,
+    "skip_special_tokens": True,
+    "cache_prompt": True,
+    "continue_final_message": False,
+    "store": True,
+    "metadata": {"a": "b"},
+    "service_tier": "flex",
+    "safety_identifier": "u",
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+}
+
+
+def test_fields_of_other_servers_mean_what_they_mean_there_or_change_nothing() -> None:
+    parsed = chat(**FOREIGN)
+    assert parsed.changes == {
+        "ignore_eos": True,
+        "repetition_penalty": 1.0,
+        "top_k": 0,
+        "min_p": 0.05,
+        "min_new_tokens": 3,
+        "stop_token_id": (5,),
+        "bad_word": ("x",),
+        "max_new_tokens": 7,
+    }
+    assert parsed.has_usage and not parsed.ignored
+    config = config_of(RunConfig(), completion(top_k=4, ignore_eos=True, min_tokens=2, n_predict=-1))
+    assert (config.sampling.top_k, config.stop.ignore_eos, config.stop.min_new_tokens) == (4, True, 2)
+
+
+def test_unknown_fields_are_ignored_and_named_unless_requests_are_strict() -> None:
+    message = {**USER, "colour": "red", "tool_calls": []}
+    given = {"messages": [message], "temprature": 1, "stream": True, "stream_options": {"speed": 1}}
+    parsed = parse_request(Kind.CHAT, given, NUM_TOKENS)
+    assert parsed.ignored == ["messages[0].colour", "temprature", "stream_options.speed"]
+    for name, body in (
+        ("temprature", {"messages": [USER], "temprature": 1}),
+        ("messages[0].colour", {"messages": [message]}),
+    ):
+        with pytest.raises(ApiError) as caught:
+            parse_request(Kind.CHAT, body, NUM_TOKENS, is_strict=True)
+        assert (caught.value.code, caught.value.param) == ("unknown_parameter", name)
+    with pytest.raises(ApiError, match="did you mean temperature"):
+        parse_request(Kind.CHAT, {"messages": [USER], "temprature": 1}, NUM_TOKENS, is_strict=True)
+
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "setting", "text"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_schema", '{"type": "object"}'),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": SCHEMA, "strict": True},
+                }
+            },
+            "json_schema",
+            json.dumps(SCHEMA),
+        ),
+        ({"guided_json": SCHEMA}, "json_schema", json.dumps(SCHEMA)),
+        ({"guided_json": json.dumps(SCHEMA)}, "json_schema", json.dumps(SCHEMA)),
+        ({"json_schema": SCHEMA}, "json_schema", json.dumps(SCHEMA)),
+        ({"guided_regex": "a+"}, "regex", "a+"),
+        ({"guided_choice": ["a.b", "c|d"]}, "regex", r"a\.b|c\|d"),
+        ({"guided_grammar": "start: /a/"}, "grammar", "start: /a/"),
+        ({"structured_outputs": {"regex": "a+", "json": None}}, "regex", "a+"),
+        ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type": "object"}'),
+    ],
+)
+def test_what_the_text_must_obey_is_read_in_the_words_of_openai_and_vllm(
+    given: dict[str, object], setting: str, text: str
+) -> None:
+    parsed = chat(**given)
+    assert parsed.changes == {setting: text}
+    assert getattr(config_of(RunConfig(), parsed).grammar, setting) == text
+
+
 @pytest.mark.parametrize(
     ("prompt", "expected"),
     [("a", "a"), (["a"], "a"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2))],
@@ -92,7 +183,6 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("completion", {"prompt": [1, NUM_TOKENS]}, "prompt", "from 0 to 999"),
         ("completion", {"prompt": [1, "a"]}, "prompt", "integer"),
         ("completion", {"messages": [USER]}, "messages", "/v1/chat/completions"),
-        ("completion", {"max_completion_tokens": 4}, "max_completion_tokens", "unknown"),
         ("completion", {"stop": ["a", ""]}, "stop", "empty"),
         ("completion", {"stop": ["x"] * 17}, "stop", "at most 16"),
         ("completion", {"seed": -1}, "seed", "from 0"),
@@ -103,10 +193,27 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("completion", {"logit_bias": {"a": 1}}, "logit_bias", "token id"),
         ("completion", {"logprobs": 21}, "logprobs", "20"),
         ("completion", {"stream_options": {"include_usage": True}}, "stream_options", "stream"),
-        ("completion", {"top_k": 4}, "top_k", '"outrider": {"top_k"'),
+        ("completion", {"top_k": 1.5}, "top_k", "integer"),
+        ("completion", {"top_k": -2}, "top_k", "from -1"),
+        ("completion", {"min_p": 2}, "min_p", "from 0 to 1"),
+        ("completion", {"repetition_penalty": 0}, "repetition_penalty", "from 0.01"),
+        ("completion", {"ignore_eos": 1}, "ignore_eos", "true or false"),
+        ("completion", {"stop_token_ids": ["a"]}, "stop_token_ids", "integer"),
+        ("completion", {"stop_token_ids": [1] * 257}, "stop_token_ids", "at most 256"),
         ("completion", {"repeat_penalty": 1.1}, "repeat_penalty", "repetition_penalty"),
-        ("completion", {"n_predict": 4}, "n_predict", "max_tokens"),
-        ("completion", {"temprature": 1}, "temprature", "did you mean temperature"),
+        ("completion", {"n_predict": 0}, "n_predict", "from 1"),
+        ("completion", {"use_beam_search": True}, "use_beam_search", "not built"),
+        ("completion", {"grammar": "root ::= x"}, "grammar", "GBNF"),
+        ("completion", {"guided_json": "{"}, "guided_json", "no JSON"),
+        ("completion", {"guided_json": []}, "guided_json", "an object"),
+        ("completion", {"guided_choice": []}, "guided_choice", "1 to 1024"),
+        ("completion", {"guided_regex": "a", "guided_json": {}}, "guided_json", "guided_regex"),
+        (
+            "completion",
+            {"structured_outputs": {"structural_tag": "x"}},
+            "structured_outputs.structural_tag",
+            "json",
+        ),
         ("completion", {"outrider": {"verifier": "x:1"}}, "outrider.verifier", "unknown"),
         ("completion", {"outrider": {"top_k": "x"}}, "outrider.top_k", "integer"),
         ("completion", {"outrider": {"tokens": True}}, "outrider.tokens", "stream"),
@@ -114,14 +221,15 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("completion", {"outrider": {"timeout_ms": math.inf}}, "outrider.timeout_ms", "at most"),
         ("completion", {"outrider": {"recover_timeout_s": 1e300}}, "outrider.recover_timeout_s", "at most"),
         ("chat", {"tools": [{}]}, "tools", "no tools"),
-        ("chat", {"response_format": {"type": "json_object"}}, "response_format", "grammar"),
+        ("chat", {"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
+        ("chat", {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "object"),
         ("chat", {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
         ("chat", {"logprobs": 2}, "logprobs", "true or false"),
         ("chat", {"max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens", "differs"),
         ("chat", {"messages": []}, "messages", "empty"),
         ("chat", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "tool"),
         ("chat", {"messages": [{"role": "user"}]}, "messages[0].content", "text"),
-        ("chat", {"messages": [{**USER, "tool_calls": []}]}, "messages[0].tool_calls", "role, content"),
+        ("chat", {"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls", "role, content"),
         (
             "chat",
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -143,9 +251,17 @@ def test_what_cannot_be_done_is_refused_by_name(
 def test_a_name_of_megabytes_is_neither_looked_up_nor_sent_back(where: dict[str, dict[str, object]]) -> None:
     name = "x" * 2**22
     given = {key: {name: 1} for key in where} or {name: 1}
-    with pytest.raises(ApiError) as caught:
-        completion(stream=True, **given)
-    assert len(str(caught.value.body())) < 2000
+    if "outrider" in where:
+        with pytest.raises(ApiError) as caught:
+            completion(stream=True, **given)
+        assert len(str(caught.value.body())) < 2000
+    else:
+        assert len(str(completion(stream=True, **given).ignored)) < 200
+        with pytest.raises(ApiError) as caught:
+            parse_request(
+                Kind.COMPLETION, {"prompt": "x", "stream": True, **given}, NUM_TOKENS, is_strict=True
+            )
+        assert len(str(caught.value.body())) < 2000
     with pytest.raises(ApiError) as caught:
         chat(messages=[{"role": name, "content": "x"}])
     assert len(str(caught.value.body())) < 2000

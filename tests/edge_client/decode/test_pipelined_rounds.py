@@ -20,6 +20,7 @@ from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.types import (
     CorrectionKind,
     FinishReason,
+    Grammar,
     Method,
     Origin,
     RoundError,
@@ -101,11 +102,12 @@ def decode(
     tree: TreeBudget | None = None,
     is_reverified: bool = False,
     join: Callable[[Any], Any] = lambda draft: draft,
+    grammar: Grammar | None = None,
 ) -> SessionResult:
     """`second`: guesses are made, and the draft's runner-up for a wrong token is right by that chance.
     `join` makes the draft of the model that knows the text.
     `policy` instead of a fixed `depth`, `rounds` instead of a `window` with a `choice`."""
-    sampling = SamplingParams(temperature=temperature, seed=seed)
+    sampling = SamplingParams(temperature=temperature, seed=seed, grammar=grammar)
     draft = join(ChanceDraft(list(whole_text(sampling)), accuracy, seed, draft_context, second or 0.0))
     verifier = RemoteVerifier(
         link,  # type: ignore[arg-type]

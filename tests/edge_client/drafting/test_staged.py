@@ -91,7 +91,7 @@ def test_sessions_of_a_union_share_the_models_kv_and_no_owner_anothers_texts() -
         shared = SharedEdge(edge, 1 << 24)
         reused = []
         for owner in ("one", "one", "two"):
-            prepared = shared.prepare("def main():\n    return", edge.config, owner)
+            prepared = shared.prepare("def main():\n    return", edge.config, owner=owner)
             for _ in prepared.session.generate():
                 pass
             reused.append(len(prepared.session.result.token_ids))

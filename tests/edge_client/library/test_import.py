@@ -28,6 +28,13 @@ def test_the_import_brings_one_module_of_ours_and_no_package() -> None:
     assert "importlib.metadata" not in modules, "it takes longer than everything else"
 
 
+def test_a_decoder_imports_torch_for_a_target_in_this_process_alone() -> None:
+    code = "import sys, outrider; [getattr(outrider, name) for name in outrider.__all__]; print(*sys.modules)"
+    modules = run_python(code).split()
+    assert {"outrider.decoder.decoder", "outrider.decoder.kv", "outrider.ir"} <= {*modules}
+    assert not {*HEAVY} & {*modules}
+
+
 def test_a_client_generates_without_the_verifiers_packages(address: str) -> None:
     code = f"""
 import sys

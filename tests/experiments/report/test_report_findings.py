@@ -29,7 +29,7 @@ from outrider.experiments.report.figures import (
     tpot_rtt,
 )
 from outrider.experiments.report.findings import crossing, standings
-from outrider.experiments.report.headline import headlines
+from outrider.experiments.report.headline import headlines, statements
 from outrider.experiments.report.naming import EDGE_ONLY, Arm
 from outrider.experiments.report.numbers import plain, times
 from outrider.experiments.report.tables import cells_table
@@ -274,9 +274,32 @@ def test_every_reason_for_doubt_is_named() -> None:
 
 def test_a_clean_folder_has_nothing_to_warn_of() -> None:
     first = matrix((1, 30))[2]
-    folder = make_folder([*matrix((1, 30)), replace(first, twin=first.name, baseline="")])
+    folder = make_folder([*matrix((1, 30)), replace(first, twin=first.name, baseline="")], num_prompts=10)
     folder.sweep.cells[-1].a_a["tpot_ms"] = {"speedup": 1.0, "low": 1.0, "high": 1.0}
     assert cautions(view_of(folder)) == []
+
+
+def test_load_calibration_and_few_requests_are_warned_of() -> None:
+    folder = make_folder(matrix((1, 30)), num_prompts=4)
+    points = [{"what": "rtt", "share": 0.4}, {"what": "rtt", "share": 2.5}]
+    machine = {"cores": 2, "usable_cores": 2, "load_average": 1.3}
+    lines = cautions(view_of(replace(folder, manifest=make_manifest(machine=machine, calibration=points))))
+    assert "Other work ran when the sweep began: a load of 1.3 on 2 cores." in lines
+    missed = "1 of 2 calibration points missed the nominal value by more than its tolerance, the worst by 2.5 times"
+    assert any(line.startswith(missed) for line in lines)
+    assert any(line.startswith("A point is the mean of 12 requests; fewer than 30") for line in lines)
+    lines = cautions(view_of(replace(folder, manifest=make_manifest(calibration=[]))))
+    assert "Whether the links gave their nominal delay was not measured with this sweep." in lines
+
+
+def test_the_fastest_of_a_link_and_the_sentences_agree() -> None:
+    """Speculation beats one rival there and cannot be told apart from the other: both are the fastest."""
+    view = view_of(make_folder(matrix((1,))))
+    (found,) = verdicts(view, view.settings[0])
+    found = replace(found, outcomes={"cloud-only": Relation.BETTER, "co-located": Relation.EVEN})
+    assert not found.winner and found.contenders == ["speculation", "co-located"]
+    tags = [each.tag for each in statements([found])]
+    assert tags == ["even with co-located", "faster than cloud-only"]
 
 
 def test_one_cell_compares_with_nothing_and_says_so() -> None:

@@ -10,7 +10,7 @@ from support.processes.decoding import decode
 from support.processes.server import serving
 from support.timed import timed
 
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.common.errors import UsageError
 from outrider.common.types import Method, SamplingParams
 from outrider.edge_client.core.options import ExecutionMode

@@ -18,6 +18,7 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.server.model_info import make_model_info
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.common.codec import decode_request, encode_request
 from outrider.common.errors import LinkError
 from outrider.common.sampling.support import certain
@@ -75,14 +76,16 @@ class EngineLink:
     replies: list[SessionResponse] = field(default_factory=list)
     fired: Counter[str] = field(default_factory=Counter)  # what happened
     num_dark: int = 0  # sends and waits that the outage still lasts
+    grammars: GrammarStore | None = None
 
     def __post_init__(self) -> None:
         world = CallersWorld()
         self.clock, self.threads = VirtualClock(world), virtual_threads(world)
         self.traffic = Traffic()
-        self.model = make_model_info(self.backend, ServeConfig())
+        has_grammars = self.grammars is not None
+        self.model = make_model_info(self.backend, ServeConfig(), has_grammars=has_grammars)
         self.random = random.Random(self.seed)
-        self.engine = Engine(self.backend, self.model, clock=self.clock)
+        self.engine = Engine(self.backend, self.model, grammars=self.grammars, clock=self.clock)
         self.session_id = b"s" * 16
 
     def happens(self, chance: float) -> bool:
@@ -160,7 +163,7 @@ class EngineConnection:
             self._inbox.append(RoundError(request.round_id, code, "busy", retry_after_ms=20))
             return
         message = encode_request(request)
-        arrived = decode_request(type(message).FromString(message.SerializeToString()))
+        arrived = decode_request(type(message).FromString(message.SerializeToString()), link.model.limits)
         if isinstance(arrived, OpenRequest):
             link.session_id = arrived.session_id
         is_lossy = isinstance(request, VerifyRequest)

@@ -10,13 +10,17 @@ from dataclasses import replace
 
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.engine.colocated import CoLocatedDrafter
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.cloud_verifier.verification.grammars import GrammarStore
 
 
 @contextlib.contextmanager
 def serving(
-    backend: TargetBackend, config: ServeConfig | None = None, drafter: CoLocatedDrafter | None = None
+    backend: TargetBackend,
+    config: ServeConfig | None = None,
+    drafter: CoLocatedDrafter | None = None,
+    grammars: GrammarStore | None = None,
 ) -> Iterator[VerifierServer]:
     """`with serving(FakeBackend()) as server: ... server.port`; runs on an event loop of its own."""
     config = replace(config or ServeConfig(), listen="127.0.0.1:0", admin_listen="127.0.0.1:0")
@@ -25,7 +29,7 @@ def serving(
     failures: list[BaseException] = []
 
     async def run() -> None:
-        async with VerifierServer(backend, config, drafter) as server:
+        async with VerifierServer(backend, config, drafter, grammars=grammars) as server:
             servers.append(server)
             is_ready.set()
             while not is_over.is_set():

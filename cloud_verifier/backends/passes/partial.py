@@ -20,7 +20,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from outrider.cloud_verifier.backends.attention import Entry, PackedRows
+from outrider.cloud_verifier.backends.attention.plan import Entry, PackedRows
 from outrider.cloud_verifier.backends.base import KVSequence
 
 

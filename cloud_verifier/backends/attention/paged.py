@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider.cloud_verifier.backends.attention import AttentionPlanner, AttentionRule, FixedAttention
-from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, AttentionRule, FixedAttention
 from outrider.kernels.kv_pool import KVPool
 from outrider.kernels.paged_attention import (
     KEYS,

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.cloud_verifier.backends.attention import (
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence, group_similar, pad_tables
+from outrider.cloud_verifier.backends.attention.plan import (
     AttentionPlanner,
     AttentionRule,
     PagedAttention,
     softmax_attention,
 )
-from outrider.cloud_verifier.backends.packing import PackedSequence, group_similar, pad_tables
 from outrider.kernels.fp8 import dequantize
 from outrider.kernels.kv_pool import KVPool
 

@@ -2,8 +2,8 @@
 
 transformers builds no mask for an attention name without a mask function, and passes the keyword arguments of
 `model(...)` to every layer. So the plan of a forward is passed as `outrider_plan`; each layer writes its keys
-and values into the pool and attends over the pool by that plan. A planner decides how: `backends.sdpa`
-anywhere, `backends.paged` on CUDA, `backends.tiled` on a CPU where rows must not depend on others.
+and values into the pool and attends over the pool by that plan. A planner decides how: `attention.sdpa`
+anywhere, `attention.paged` on CUDA, `attention.tiled` on a CPU where rows must not depend on others.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from outrider.cloud_verifier.backends.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence
+from outrider.common.models.attention_arguments import unsupported_argument
 from outrider.kernels.kv_pool import KVPool
 
 ATTENTION_NAME = "outrider_paged"
-# Keyword arguments by which models ask for something plain softmax attention does not do.
-UNSUPPORTED_KWARGS = ("s_aux", "sinks", "head_mask", "position_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +156,8 @@ def paged_attention(
     """
     plan = outrider_plan
     assert plan is not None, "the model does not hand keyword arguments to its attention"
-    for name in UNSUPPORTED_KWARGS:
-        if kwargs.get(name) is not None:
-            raise NotImplementedError(f"attention argument {name!r}")
+    if name := unsupported_argument(kwargs):
+        raise NotImplementedError(f"attention argument {name!r}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     rule = AttentionRule(scaling, sliding_window, softcap)
     write(plan, layer, key[0], value[0])

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 import torch
 
-from outrider.cloud_verifier.backends.attention import (
+from outrider.cloud_verifier.backends.attention.packing import MAX_BATCHED_LENGTH, PackedSequence
+from outrider.cloud_verifier.backends.attention.plan import (
     AttentionPlanner,
     AttentionRule,
     PagedAttention,
     softmax_attention,
 )
-from outrider.cloud_verifier.backends.packing import MAX_BATCHED_LENGTH, PackedSequence
-from outrider.cloud_verifier.backends.sdpa import BlockGatherer, unseen
+from outrider.cloud_verifier.backends.attention.sdpa import BlockGatherer, unseen
 from outrider.kernels.kv_pool import KVPool
 
 # Query heads that share a key head are rows of one product; at least this many fill its kernel.

@@ -1,0 +1,1 @@
+"""`make bench-library`: `import outrider` as a library, measured."""

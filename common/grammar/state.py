@@ -1,0 +1,206 @@
+"""Where a sequence is in its grammar, and which tokens may follow."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.common.errors import OutriderError
+from outrider.common.sequences import common_prefix
+from outrider.common.types import Grammar, TokenIds
+
+Words: TypeAlias = NDArray[np.int32]
+"""A row of bits [ceil(num_tokens / 32)], low bit first: set for the ids that are allowed."""
+
+COMPILING_NICENESS = 10  # of threads and processes that compile: what others wait for goes first
+_MAX_KEPT = 256  # masks of paths: four times the largest tree
+
+
+class GrammarLimitError(OutriderError):
+    """A grammar takes too much time or memory at this place of the text."""
+
+
+class CompiledGrammar:
+    """Holds a grammar over one vocabulary; sequences share it."""
+
+    def __init__(self, matcher: Any, num_tokens: int, eos_token_ids: TokenIds) -> None:
+        """Takes llguidance's matcher before any token."""
+        self._matcher = matcher
+        self.num_tokens, self.eos_token_ids = num_tokens, eos_token_ids
+
+    def matcher(self) -> Any:
+        """Returns a matcher of its own for one sequence, before any token."""
+        return self._matcher.deep_copy()
+
+
+class GrammarState:
+    """Follows one output, after the prompt, through a grammar.
+
+    The mask is a function of the grammar and the tokens alone. End-of-text is allowed exactly where the grammar
+    accepts. After an end of text, and after a token that the grammar does not allow (others may commit one), nothing
+    but end-of-text is; so it is where the grammar has no token left.
+    """
+
+    def __init__(self, grammar: CompiledGrammar, budget_s: float = float("inf")) -> None:
+        """`budget_s` is what may be spent between two calls of `begin_round`, in seconds of this thread's own time."""
+        self._matcher = grammar.matcher()
+        self._grammar = grammar
+        self._output: list[int] = []
+        self._num_fed = 0  # of the output, that the matcher has
+        self._path: list[int] = []  # that it has after the whole output
+        self._end: int | None = None  # the index of the output's token that the matcher did not take
+        self._kept: dict[TokenIds, Words] = {}  # by path
+        self._ends_here = _bits(grammar.eos_token_ids, grammar.num_tokens)
+        self._not_eos = ~self._ends_here
+        self._budget_s, self._spent_s = budget_s, 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        """Returns the length of the output."""
+        return len(self._output)
+
+    @property
+    def is_accepting(self) -> bool:
+        """Returns whether the output, without an end of text, is one of the grammar's texts."""
+        self._catch_up()
+        self._step_to(())
+        if self._end is None:
+            return bool(self._matcher.is_accepting())
+        is_eos = self._output[self._end] in self._grammar.eos_token_ids
+        return is_eos and bool(self._matcher.is_accepting())
+
+    @property
+    def is_ended(self) -> bool:
+        """Returns whether the output has a token that the grammar does not allow, or ends its text."""
+        self._catch_up()
+        return self._end is not None
+
+    def begin_round(self) -> None:
+        """Begins the budget anew."""
+        self._spent_s = 0.0
+
+    def follow(self, output_ids: Sequence[int]) -> None:
+        """Sets the output."""
+        known = self._output
+        if list(output_ids[: len(known)]) != known:
+            self.truncate(common_prefix(known, output_ids))
+        self.extend(output_ids[len(self._output) :])
+
+    def truncate(self, length: int) -> None:
+        """Keeps the first `length` tokens of the output."""
+        if length >= len(self._output):
+            return
+        self._kept.clear()
+        if self._num_fed > length:
+            self._roll_back(len(self._path) + self._num_fed - length)
+            self._path, self._num_fed = [], length
+        if self._end is not None and self._end >= length:
+            self._end = None
+        del self._output[length:]
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Appends tokens to the output."""
+        new_ids = list(token_ids)
+        if not new_ids:
+            return
+        num = len(new_ids)
+        self._kept = {path[num:]: words for path, words in self._kept.items() if list(path[:num]) == new_ids}
+        num_common = common_prefix(self._path, new_ids)
+        self._roll_back(len(self._path) - num_common)
+        self._path, self._num_fed = [], self._num_fed + num_common
+        self._output += new_ids
+
+    def allowed(self, path: Sequence[int] = ()) -> Words:
+        """Returns which ids may follow the output and a path after it. The array must not be changed.
+
+        Raises `GrammarLimitError` where the grammar takes too much here.
+        """
+        key = tuple(path)
+        if (words := self._kept.get(key)) is None:
+            start_s = time.thread_time()
+            words = self._allowed(key)
+            self._spent_s += time.thread_time() - start_s
+            if self._spent_s > self._budget_s:
+                raise GrammarLimitError(
+                    f"the grammar's masks took {self._spent_s * 1e3:.0f} ms in one round: simplify it"
+                )
+            if len(self._kept) >= _MAX_KEPT:
+                self._kept.clear()
+            self._kept[key] = words
+        return words
+
+    def allows(self, path: Sequence[int], token_id: int) -> bool:
+        """Returns whether an id may follow the output and a path after it."""
+        return bool(self.allowed(path)[token_id >> 5] >> (token_id & 31) & 1)
+
+    def _allowed(self, path: TokenIds) -> Words:
+        self._catch_up()
+        if self._end is not None or not self._step_to(path) or self._matcher.is_stopped():
+            self._check()
+            return self._ends_here
+        words = np.zeros_like(self._ends_here)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._check()
+        words &= self._not_eos
+        if self._matcher.is_accepting():
+            words |= self._ends_here
+        return words if words.any() else self._ends_here
+
+    def _catch_up(self) -> None:
+        """Gives the matcher the output, as far as the grammar allows it."""
+        while self._end is None and self._num_fed < len(self._output):
+            if self._feed(self._output[self._num_fed]):
+                self._num_fed += 1
+            else:
+                self._end = self._num_fed
+
+    def _step_to(self, path: TokenIds) -> bool:
+        """Takes the matcher from one path after the output to another; returns whether the grammar allows it."""
+        num_common = common_prefix(self._path, path)
+        self._roll_back(len(self._path) - num_common)
+        del self._path[num_common:]
+        for token_id in path[num_common:]:
+            if not self._feed(token_id):
+                return False
+            self._path.append(token_id)
+        return True
+
+    def _feed(self, token_id: int) -> bool:
+        is_text = token_id < self._grammar.num_tokens and token_id not in self._grammar.eos_token_ids
+        if is_text and self._matcher.try_consume_tokens([token_id]) == 1:
+            return True
+        self._check()
+        return False
+
+    def _roll_back(self, num_tokens: int) -> None:
+        if num_tokens:
+            self._matcher.rollback(num_tokens)
+            self._check()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            message = str(self._matcher.get_error()).partition("\n")[0][:200]
+            self._restart()
+            raise GrammarLimitError(f"the grammar takes too much here: {message}")
+
+    def _restart(self) -> None:
+        """Begins with a new matcher, as one that failed stays so."""
+        self._matcher, self._num_fed, self._path, self._end = self._grammar.matcher(), 0, [], None
+        self._kept.clear()
+
+
+def state_of(grammar: Grammar, budget_s: float = float("inf")) -> GrammarState:
+    """Returns where an empty output is in a grammar, which is compiled; `budget_s` is `GrammarState`'s."""
+    assert isinstance(grammar.compiled, CompiledGrammar), "the grammar was not compiled"
+    return GrammarState(grammar.compiled, budget_s)
+
+
+def _bits(token_ids: Sequence[int], num_tokens: int) -> Words:
+    words = np.zeros((num_tokens + 31) // 32, np.uint32)
+    for token_id in token_ids:
+        words[token_id >> 5] |= np.uint32(1 << (token_id & 31))
+    return words.view(np.int32)

@@ -1,0 +1,90 @@
+"""What a tokenizer's ids stand for, as llguidance needs it, and the compilation of grammars over them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from outrider.common.errors import InvalidFieldError, ModelError
+from outrider.common.grammar.state import CompiledGrammar
+from outrider.common.process.extras import needs_extra
+from outrider.common.types import Grammar, GrammarKind, TokenIds
+
+FIELD = "sampling.grammar"  # on the wire
+
+# Of what a grammar may cost, in llguidance's own units, whose comments give their speed. The same on both sides, so
+# that a mask exists on both or on neither.
+_LIMITS = {
+    "initial_lexer_fuel": 300_000,  # 50,000 a ms: 6 ms
+    "step_lexer_fuel": 60_000,  # 14,000 a ms: 4 ms a mask
+    "step_max_items": 10_000,  # of an ambiguous grammar 200 a ms: 50 ms
+    "max_items_in_row": 1_000,  # four for each optional property of an object
+    "max_lexer_states": 20_000,  # 1 to 2 kB each
+    "max_grammar_size": 100_000,
+    "precompute_large_lexemes": False,  # it takes no notice of the fuel
+    "verbose_errors": False,  # what a grammar holds is its client's
+}
+
+
+class Vocabulary:
+    """Compiles grammars for the ids of one tokenizer."""
+
+    def __init__(self, tokenizer: Any, eos_token_ids: TokenIds) -> None:
+        """Takes llguidance's tokenizer; `open` makes it."""
+        self._tokenizer = tokenizer
+        self.eos_token_ids = eos_token_ids
+        self.num_tokens = int(tokenizer.vocab_size)
+
+    @staticmethod
+    def open(tokenizer_json: Path, num_tokens: int, eos_token_ids: TokenIds) -> Vocabulary:
+        """Reads a tokenizer with `num_tokens` ids. Raises `MissingExtraError` without llguidance, and `ModelError` for
+        a tokenizer that it cannot read."""
+        with needs_extra("structured", "a grammar"):
+            import llguidance
+        try:
+            found = llguidance.LLTokenizer(
+                str(tokenizer_json), n_vocab=num_tokens, eos_token=list(eos_token_ids) or None
+            )
+        except Exception as error:  # the library raises bare ones
+            raise ModelError(f"{tokenizer_json}: no grammars with this tokenizer: {error}") from error
+        return Vocabulary(found, eos_token_ids)
+
+    def compile(self, grammar: Grammar) -> Grammar:
+        """Returns the grammar with its compiled form. Raises `InvalidFieldError` naming what is wrong, and where."""
+        import llguidance
+
+        limits = llguidance.LLParserLimits(**_LIMITS)
+        matcher = llguidance.LLMatcher(self._tokenizer, _definition(grammar), log_level=0, limits=limits)
+        if matcher.is_error():
+            raise InvalidFieldError(FIELD, f"{grammar.kind}: {_in_short(matcher.get_error())}")
+        return replace(grammar, compiled=CompiledGrammar(matcher, self.num_tokens, self.eos_token_ids))
+
+    def close(self) -> None:
+        """Has nothing to free."""
+
+
+def _definition(grammar: Grammar) -> str:
+    """Returns what llguidance reads. Raises `InvalidFieldError` for a schema that is no JSON object."""
+    import llguidance
+
+    make = llguidance.LLMatcher
+    if grammar.kind is GrammarKind.REGEX:
+        return str(make.grammar_from_regex(grammar.text))
+    if grammar.kind is GrammarKind.LARK:
+        return str(make.grammar_from_lark(grammar.text))
+    try:
+        schema = json.loads(grammar.text)
+        if not isinstance(schema, dict):
+            raise ValueError("it is not an object")
+        options = {"whitespace_flexible": grammar.has_whitespace}
+        return str(make.grammar_from_json_schema(grammar.text, overrides=options))
+    except (ValueError, RecursionError) as error:
+        raise InvalidFieldError(FIELD, f"{grammar.kind}: not a JSON schema: {error}") from error
+
+
+def _in_short(message: str) -> str:
+    """Returns an error of the library in one line, without the frames that it may have."""
+    lines = [line.strip() for line in message.replace("<non-verbose/>", "").splitlines()]
+    return " ".join(filter(None, lines))[:500]

@@ -1,0 +1,43 @@
+"""Compiles grammars in a process of its own, and answers whether each can be: see `outrider.common.grammar.checked`.
+
+One line of JSON in, one out. A grammar that needs more memory than allowed ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+from pathlib import Path
+
+from outrider.common.errors import InvalidFieldError
+from outrider.common.grammar.state import COMPILING_NICENESS, state_of
+from outrider.common.grammar.vocabulary import Vocabulary
+from outrider.common.types import Grammar, GrammarKind
+
+MAX_BYTES = 96 << 20  # of memory for all grammars that one process compiles at a time
+
+
+def main(tokenizer: str, num_tokens: str, *eos_token_ids: str) -> None:
+    """Answers each line until the end of the input."""
+    os.nice(COMPILING_NICENESS)
+    vocabulary = Vocabulary.open(Path(tokenizer), int(num_tokens), tuple(map(int, eos_token_ids)))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, used + MAX_BYTES))
+    print("ready", flush=True)
+    for line in sys.stdin:
+        said = json.loads(line)
+        try:
+            grammar = Grammar(GrammarKind(said["kind"]), said["text"], said["has_whitespace"])
+            state_of(vocabulary.compile(grammar)).allowed()
+            error = ""
+        except InvalidFieldError as failure:
+            error = failure.reason
+        except Exception as failure:
+            error = str(failure)[:500]
+        print(json.dumps(error), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,228 @@
+"""Grammars at the verifier: compiled beside the engine, refused by name, and each at its own session's cost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+
+import pytest
+from support.fakes import FakeBackend
+from support.grammars import EOS, NUM_TOKENS, TOKENIZER
+from support.tiny_grammars import Later, tiny, tiny_store, tiny_vocabulary
+from test_engine import GREEDY, SAMPLED, Harness, round_of
+
+from outrider.cloud_verifier.engine import session as session_module
+from outrider.cloud_verifier.engine.job import Disconnect
+from outrider.cloud_verifier.verification.grammars import (
+    MAX_KEPT_OF_TENANT,
+    MAX_WAITING,
+    GrammarStore,
+    TooManyGrammarsError,
+)
+from outrider.common.alignment import TokenChain
+from outrider.common.errors import InvalidFieldError
+from outrider.common.grammar.checked import CheckedCompiler
+from outrider.common.types import (
+    Closed,
+    CloseRequest,
+    GeneratedTokens,
+    GenerateRequest,
+    Grammar,
+    GrammarKind,
+    Opened,
+    OpenRequest,
+    RoundError,
+    RoundErrorCode,
+    SamplingParams,
+    Verdict,
+)
+
+LIST = r"([a-f]{2}[0-9],)+"
+
+
+def raw(pattern: str) -> Grammar:
+    """Returns a grammar as it comes from the wire."""
+    return Grammar(GrammarKind.REGEX, pattern)
+
+
+def opening(pattern: str, sampling: SamplingParams = GREEDY, name: int = 1) -> OpenRequest:
+    return OpenRequest(bytes([name]) * 16, (5, 6, 7), 3, replace(sampling, grammar=raw(pattern)))
+
+
+def refusal(harness: Harness, request: OpenRequest) -> RoundError:
+    reply = harness.ask(request.session_id, request)
+    assert isinstance(reply, RoundError) and not len(harness.engine.sessions)
+    return reply
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_rounds_and_generations_write_the_targets_constrained_text(sampling: SamplingParams) -> None:
+    harness = Harness(grammars=tiny_store())
+    expected = harness.reference((5, 6, 7), replace(sampling, grammar=tiny(LIST)), 24)
+    request = opening(LIST, sampling)
+    opened = harness.ask(request.session_id, request)
+    assert isinstance(opened, Opened)
+    chain = TokenChain([5, 6, 7, opened.first_token])
+    for round_id in range(1, 4):
+        done = chain.position - 3
+        draft = [*expected[done : done + 2], 31, 30]  # the last ones are excluded
+        verdict = harness.ask(request.session_id, round_of(chain, round_id, draft))
+        assert isinstance(verdict, Verdict) and verdict.accepted_len >= 2
+        chain.extend([*draft[: verdict.accepted_len], verdict.correction])
+    replies = harness.submit(request.session_id, GenerateRequest(9, chain.position, chain.hash, 8))
+    harness.settle()
+    for reply in replies:
+        assert isinstance(reply, GeneratedTokens)
+        chain.extend(reply.token_ids)
+    assert chain.token_ids[3:] == expected[: chain.position - 3]
+
+
+def test_a_bad_grammar_is_invalid_and_names_the_place() -> None:
+    error = refusal(Harness(grammars=tiny_store()), opening("(ab"))
+    assert (error.code, error.field) == (RoundErrorCode.INVALID, "sampling.grammar")
+    assert "unclosed group" in error.message
+
+
+def test_without_llguidance_a_grammar_is_refused_by_name_and_other_sessions_are_served() -> None:
+    harness = Harness()
+    error = refusal(harness, opening("ab"))
+    assert (error.code, error.field) == (RoundErrorCode.UNIMPLEMENTED, "sampling.grammar")
+    assert "structured" in error.message
+    harness.open(2)
+
+
+def test_an_opening_waits_for_its_grammar_and_nobody_else_does() -> None:
+    pool = Later()
+    harness = Harness(grammars=tiny_store(pool))
+    request = opening(LIST)
+    replies = harness.submit(request.session_id, request)
+    harness.settle()
+    harness.open(2)
+    assert not replies
+    pool.run()
+    harness.settle()
+    assert [type(each) for each in replies] == [Opened]
+    again = harness.ask(bytes([3]) * 16, replace(request, session_id=bytes([3]) * 16))
+    assert isinstance(again, Opened), "the second time it is known"
+
+
+@pytest.mark.parametrize("what", ["close", "disconnect", "newer"])
+def test_an_opening_that_nobody_waits_for_any_more_opens_nothing(what: str) -> None:
+    pool = Later()
+    harness = Harness(grammars=tiny_store(pool))
+    request = opening(LIST)
+    replies = harness.submit(request.session_id, request)
+    harness.settle()
+    newer = []
+    if what == "close":
+        assert harness.ask(request.session_id, CloseRequest()) == Closed(False, 0)
+    elif what == "disconnect":
+        harness.submit(request.session_id, Disconnect())  # type: ignore[arg-type]
+        harness.settle()
+    else:
+        newer = harness.submit(request.session_id, replace(request, round_id=1))
+        harness.settle()
+    pool.run()
+    harness.settle()
+    assert [each.code for each in replies if isinstance(each, RoundError)] == [RoundErrorCode.CANCELLED]
+    assert len(harness.engine.sessions) == len(newer) == (what == "newer")
+
+
+def test_masks_that_take_too_long_end_their_own_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    harness = Harness(grammars=tiny_store())
+    other, opened = harness.open(2)
+    monkeypatch.setattr(session_module, "MASKS_BUDGET_S", 0.0)
+    request = opening(LIST)
+    slow = harness.submit(request.session_id, request)
+    chain = TokenChain([5, 6, 7, opened.first_token])
+    fast = harness.submit(other, round_of(chain, 1, [1, 2]))
+    harness.settle()
+    assert isinstance(fast[0], Verdict)
+    (error,) = slow
+    assert isinstance(error, RoundError)
+    assert (error.code, error.field) == (RoundErrorCode.INVALID, "sampling.grammar")
+    assert [each.opening.session_id for each in harness.engine.sessions] == [other]
+
+
+def test_tenants_take_turns_and_each_has_its_own_grammars() -> None:
+    pool, ready = Later(), list[str]()
+    store = tiny_store(pool)
+    for number in range(3):
+        store.get("many", raw(f"a{{{number + 1}}}"), lambda: ready.append("many"))
+    store.get("one", raw("a{1}"), lambda: ready.append("one"))
+    pool.run()
+    assert ready == ["many", "one", "many", "many"]
+    assert store.get("one", raw("a{2}"), lambda: None) is None, "it is another tenant's"
+
+
+def test_a_tenant_has_only_so_many_waiting_and_kept() -> None:
+    pool = Later()
+    store = tiny_store(pool)
+    for number in range(MAX_WAITING):
+        store.get("many", raw(f"a{{{number + 1}}}"), lambda: None)
+    with pytest.raises(TooManyGrammarsError, match="of this tenant"):
+        store.get("many", raw("b"), lambda: None)
+    store.get("one", raw("b"), lambda: None)
+    pool.run()
+    for number in range(MAX_KEPT_OF_TENANT):
+        store.get("many", raw(f"b{{{number + 1}}}"), lambda: None)
+    pool.run()
+    assert isinstance(store.get("one", raw("b"), lambda: None), Grammar)
+    assert store.get("many", raw("a{1}"), lambda: None) is None
+
+
+def test_compiling_is_on_a_thread_of_its_own_and_a_failure_is_an_answer() -> None:
+    class Broken:
+        def compile(self, grammar: Grammar) -> Grammar:
+            assert threading.current_thread().name.startswith("grammar")
+            raise RuntimeError("a bug")
+
+        def close(self) -> None: ...
+
+    store, is_ready = GrammarStore(Broken()), threading.Event()
+    assert store.get("t", raw("a"), is_ready.set) is None and is_ready.wait(30)
+    found = store.get("t", raw("a"), is_ready.set)
+    assert isinstance(found, InvalidFieldError) and "could not be compiled" in found.reason
+    store.close()
+
+
+def test_a_grammar_that_never_compiles_is_given_up_and_the_next_one_is_not() -> None:
+    compiler = CheckedCompiler(TOKENIZER, NUM_TOKENS, (EOS,), deadline_s=0.3)
+    hostile = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "integer", "multipleOf": 99999989}))
+    try:
+        with pytest.raises(InvalidFieldError, match=r"takes more (memory|than 0.3 s) to compile"):
+            compiler.compile(hostile)
+        with pytest.raises(InvalidFieldError, match="unclosed group"):
+            compiler.compile(raw("("))
+        assert compiler.compile(raw("ab")).compiled is not None
+    finally:
+        compiler.close()
+
+
+def test_a_backend_that_computes_elsewhere_masks_the_same_rows() -> None:
+    """The masks of a step go up with its other inputs, and are unpacked where the scores are."""
+    import numpy as np
+    import torch
+
+    from outrider.cloud_verifier.verification.rows import StepRound, penalize, penalties_of_round
+    from outrider.common.tree import Tree
+
+    tree = Tree((-1, 0, 0, -1))
+    sampling = replace(SAMPLED, grammar=tiny(LIST), repetition_penalty=1.2, logit_bias=((3, 2.0),))
+    each = StepRound(sampling, 5, (5, 6, 7), (1, 2), (11, 25, 3, 4), tree)
+    logits = np.stack([FakeBackend().logits_after([row]) for row in range(5)])[
+        :, : tiny_vocabulary().num_tokens
+    ]
+    found = penalties_of_round(each)
+    expected = penalize(np, logits, each, found, (0,))
+    on_torch = [
+        of_path._replace(
+            penalties=type(of_path.penalties)(*map(torch.from_numpy, of_path.penalties)),
+            rows=torch.from_numpy(of_path.rows),
+        )
+        for of_path in found
+    ]
+    got = penalize(torch, torch.from_numpy(logits), each, on_torch, (0,))
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6)
+    assert np.isinf(expected).any(axis=1).all() and np.isfinite(expected).any(axis=1).all()

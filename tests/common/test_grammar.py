@@ -1,0 +1,224 @@
+"""Grammars: what may follow a text is a function of the text alone, whichever way the state came there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.grammars import (
+    EOS,
+    NUM_TOKENS,
+    SCHEMA,
+    TOKENIZER,
+    compiled,
+    encode,
+    regex,
+    schema,
+    vocabulary,
+)
+
+from outrider.common.codec import decode_open, encode_open
+from outrider.common.errors import InvalidFieldError
+from outrider.common.grammar.masks import mask_scores
+from outrider.common.grammar.state import GrammarLimitError, GrammarState, Words, state_of
+from outrider.common.sampling.processors import check_sampling_params, process_logits
+from outrider.common.types import Grammar, GrammarKind, Limits, OpenRequest, SamplingParams
+from outrider.kernels import host, reference
+
+LARK = Grammar(GrammarKind.LARK, 'start: pair ("," pair)*\npair: /[a-z]+/ "=" NUM\nNUM: /[0-9]{1,3}/')
+
+
+def fresh(grammar: Grammar, output: list[int]) -> GrammarState:
+    state = state_of(grammar)
+    state.extend(output)
+    return state
+
+
+def ids_in(words: Words) -> set[int]:
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    return set(np.flatnonzero(bits).tolist())
+
+
+def walk(grammar: Grammar, seed: int, num_tokens: int) -> list[int]:
+    """Returns a random text of the grammar, possibly cut."""
+    rng, output = np.random.default_rng(seed), list[int]()
+    for _ in range(num_tokens):
+        output.append(int(rng.choice(sorted(ids_in(fresh(grammar, output).allowed())))))
+        if output[-1] == EOS:
+            break
+    return output
+
+
+def test_only_what_the_schema_allows_may_follow() -> None:
+    state = state_of(compiled(schema(SCHEMA)))
+    assert {vocabulary().text(each) for each in ids_in(state.allowed())} == {"{"}
+    state.extend(encode('{"name":"bob","age":3'))
+    assert not state.is_accepting and EOS not in ids_in(state.allowed())
+    state.extend(encode("}"))
+    assert state.is_accepting and ids_in(state.allowed()) == {EOS}
+
+
+def test_end_of_text_is_allowed_exactly_where_the_grammar_accepts() -> None:
+    grammar = compiled(regex("(ab)+"))
+    for text, accepts in (("", False), ("ab", True), ("aba", False), ("abab", True)):
+        state = fresh(grammar, encode(text))
+        assert (EOS in ids_in(state.allowed())) is accepts is state.is_accepting
+
+
+def test_after_the_end_and_after_what_is_not_allowed_only_the_end_follows() -> None:
+    grammar = compiled(regex("(ab)+"))
+    for output in (encode("x"), [*encode("ab"), EOS], [EOS], [*encode("ab"), EOS, *encode("ab")]):
+        state = fresh(grammar, output)
+        assert ids_in(state.allowed()) == ids_in(state.allowed(encode("ab"))) == {EOS}
+        assert state.is_ended
+    assert not fresh(grammar, [EOS]).is_accepting and fresh(grammar, [*encode("ab"), EOS]).is_accepting
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_state_that_was_moved_about_equals_one_made_from_the_text_alone(data: st.DataObject) -> None:
+    grammar = compiled(data.draw(st.sampled_from((schema(SCHEMA), regex("(ab|a[bc]*d)+x?"), LARK))))
+    text = walk(grammar, data.draw(st.integers(0, 50)), 24)
+    moved, output = state_of(grammar), list[int]()
+    for _ in range(data.draw(st.integers(1, 8))):
+        match data.draw(st.sampled_from(("extend", "cut", "path", "follow"))):
+            case "extend":
+                num = data.draw(st.integers(0, 6))
+                new = text[len(output) : len(output) + num]
+                if data.draw(st.integers(0, 5)) == 0:
+                    new = [*new, data.draw(st.sampled_from((EOS, 5, 91)))]
+                output += new
+                moved.extend(new)
+            case "cut":
+                length = data.draw(st.integers(0, len(output)))
+                del output[length:]
+                moved.truncate(length)
+            case "path":
+                path = text[len(output) :][: data.draw(st.integers(0, 5))]
+                path = [*path, *data.draw(st.lists(st.sampled_from((EOS, 5, 91)), max_size=1))]
+                assert ids_in(moved.allowed(path)) == ids_in(fresh(grammar, output + path).allowed())
+            case "follow":
+                output = text[: data.draw(st.integers(0, len(text)))]
+                moved.follow(output)
+        assert ids_in(moved.allowed()) == ids_in(fresh(grammar, output).allowed())
+        assert moved.num_tokens == len(output)
+
+
+def test_whitespace_is_compact_unless_it_is_asked_for() -> None:
+    spaced = encode('{ "name" : "bob", "age": 3}')
+    assert fresh(compiled(schema(SCHEMA)), spaced).is_ended
+    assert fresh(compiled(replace(schema(SCHEMA), has_whitespace=True)), spaced).is_accepting
+
+
+@pytest.mark.parametrize(
+    ("grammar", "place"),
+    [
+        (Grammar(GrammarKind.JSON_SCHEMA, "{"), "not a JSON schema"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "[]"), "not an object"),
+        (schema({"type": "strin"}), "strin"),
+        (schema({"properties": {"a": {"$ref": "#/nowhere"}}}), "nowhere"),
+        (regex("(ab"), "unclosed group"),
+        (Grammar(GrammarKind.LARK, "start: pair\n"), "pair"),
+        (Grammar(GrammarKind.JSON_SCHEMA, "[" * 100_000), "not a JSON schema"),
+    ],
+)
+def test_a_bad_grammar_is_refused_with_the_place(grammar: Grammar, place: str) -> None:
+    with pytest.raises(InvalidFieldError, match=place) as refusal:
+        vocabulary().compile(grammar)
+    assert refusal.value.field == "sampling.grammar" and len(str(refusal.value)) < 700
+
+
+def test_masks_that_take_more_than_a_round_may_are_refused() -> None:
+    state = state_of(compiled(schema(SCHEMA)), budget_s=0.0)
+    with pytest.raises(GrammarLimitError, match="in one round"):
+        state.allowed()
+
+
+def test_a_grammar_with_too_many_readings_is_refused_and_the_state_stays_usable() -> None:
+    grammar = compiled(Grammar(GrammarKind.LARK, "start: " + " ".join(["y?"] * 600) + '\ny: "a" | "b"'))
+    state = state_of(grammar)
+    for _ in range(2):
+        state.extend(encode("a"))
+        with pytest.raises(GrammarLimitError, match="takes too much"):
+            state.allowed()
+        state.truncate(0)
+
+
+@pytest.mark.parametrize("vocab", [8192, 8200, 8000, 31])
+def test_masks_are_the_same_compiled_plain_in_numpy_and_in_torch(vocab: int) -> None:
+    import torch
+
+    rng = np.random.default_rng(0)
+    words = rng.integers(-(2**31), 2**31, (3, 256), np.int64).astype(np.int32)
+    words[1], words[2, ::2] = -1, 0
+    scores = rng.normal(size=(3, vocab)).astype(np.float32)
+    expected = scores.copy()
+    reference.mask_scores(expected, words)
+    for mask in (host.mask_scores, lambda each, w: mask_scores(np, each, w)):
+        got = scores.copy()
+        mask(got, words)
+        np.testing.assert_array_equal(got, expected)
+    on_torch = torch.from_numpy(scores.copy())
+    mask_scores(torch, on_torch, torch.from_numpy(words))
+    np.testing.assert_array_equal(on_torch.numpy(), expected)
+
+
+def test_a_grammar_is_applied_before_temperature_and_truncation() -> None:
+    params = SamplingParams(temperature=0.5, top_k=1, grammar=compiled(regex("x|yy")))
+    logits = np.linspace(1, 0, 8192, dtype=np.float32)[None]
+    scores = process_logits(np, logits, params, prompt_ids=[1], output_ids=[])
+    (kept,) = np.flatnonzero(scores[0] > -np.inf)
+    assert (
+        kept == min(ids_in(state_of(params.grammar).allowed())) and scores[0, kept] == logits[0, kept] / 0.5
+    )
+
+
+def test_each_row_is_masked_by_the_draft_before_it() -> None:
+    params = SamplingParams(temperature=0, grammar=compiled(regex("[ax][by][cz]")))
+    draft = [encode("a")[0], encode("b")[0]]
+    scores = process_logits(
+        np, np.ones((3, 8192), np.float32), params, prompt_ids=[1], output_ids=[], draft_token_ids=draft
+    )
+    told = [{vocabulary().text(int(each)) for each in np.flatnonzero(row > -np.inf)} for row in scores]
+    assert {"a", "x"} <= told[0] and {"b", "y"} <= told[1] and told[2] == {"c", "z"}
+
+
+def test_a_minimum_length_does_not_go_with_a_grammar() -> None:
+    with pytest.raises(InvalidFieldError, match="min_new_tokens"):
+        check_sampling_params(SamplingParams(min_new_tokens=1, grammar=regex("a")), 100)
+
+
+def opening(grammar: Grammar) -> OpenRequest:
+    return OpenRequest(b"s" * 16, (1, 2), 2, SamplingParams(temperature=1.0, grammar=grammar))
+
+
+def test_grammars_travel_with_the_opening_within_bounds() -> None:
+    limits = Limits(100, 8, 1 << 20, 8, 1000, max_grammar_bytes=300)
+    sent = opening(replace(schema(SCHEMA), has_whitespace=True))
+    assert decode_open(encode_open(sent), limits) == sent
+    with pytest.raises(InvalidFieldError, match="301 bytes; at most 300"):
+        decode_open(encode_open(opening(regex("a" * 301))), limits)
+    with pytest.raises(InvalidFieldError, match="is empty"):
+        decode_open(encode_open(opening(regex(""))), limits)
+    raw = encode_open(sent)
+    raw.sampling.grammar.kind = 77
+    with pytest.raises(InvalidFieldError, match=r"sampling\.grammar: unknown value 77"):
+        decode_open(raw, limits)
+
+
+def test_a_compiled_grammar_equals_its_text() -> None:
+    grammar = schema(SCHEMA)
+    assert compiled(grammar) == grammar and hash(compiled(grammar)) == hash(grammar)
+    assert json.loads(grammar.text) == SCHEMA
+
+
+def test_a_program_of_its_own_may_use_what_the_product_does() -> None:
+    from outrider import grammar
+
+    opened = grammar.Vocabulary.open(TOKENIZER, NUM_TOKENS, (EOS,))
+    state = grammar.state_of(opened.compile(grammar.Grammar(grammar.GrammarKind.REGEX, "[ab]")))
+    assert state.allows((), encode("a")[0]) and not state.allows((), encode("c")[0])
