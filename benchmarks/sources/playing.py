@@ -29,7 +29,10 @@ from outrider.experiments.shared.prompts import load_prompts
 from outrider.models import EMBEDDED
 from outrider.training.judge.target_text import WrittenText, texts_after
 
-BUDGETS = {16: TreeBudget(16, 12, 4, 16), 64: TreeBudget(64, 12, 6, 64)}
+BUDGETS = {
+    16: TreeBudget(16, 12, 4, max_copied_depth=16),
+    64: TreeBudget(64, 12, 6, max_copied_depth=64),
+}
 DATA = Path(os.environ.get("PROMPTS_DIR", ROOT / ".." / "shared" / "data"))  # humaneval.jsonl and others
 
 

@@ -12,7 +12,7 @@ from outrider.edge_client.config.methods import draft_source
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.drafting.registry import WITHOUT_MODEL
+from outrider.edge_client.drafting.registry import MODEL, WITHOUT_MODEL
 from outrider.edge_client.drafting.tree_shape import read_tree_shape
 from outrider.edge_client.drafting.trees import (
     DEFAULT_DEPTH,
@@ -44,8 +44,9 @@ def tree_budget(config: RunConfig) -> TreeBudget | None:
     if tree.shape is not None:
         shape = read_tree_shape(tree.shape)[:num_nodes]
         return TreeBudget(num_nodes, max(map(len, shape)), MAX_CONTINUATIONS, shape=shape)
-    copied = tree.depth or num_nodes
-    return TreeBudget(num_nodes, tree.depth or DEFAULT_DEPTH, tree.width or DEFAULT_WIDTH, copied)
+    copied = 0 if tree.depth or config.draft.strategy == MODEL else num_nodes
+    width = tree.width or DEFAULT_WIDTH
+    return TreeBudget(num_nodes, tree.depth or DEFAULT_DEPTH, width, max_copied_depth=copied)
 
 
 def tree_use(config: RunConfig) -> Literal["auto", "off"] | int:

@@ -81,7 +81,9 @@ class StagedSequence(UnionSequence):
             )
             num_spared += min(num_right, max(0, len(drafted) - 1))
         own = {each.name: getattr(draft, each.name) for each in fields(Draft)}
-        return TreeDraft(**own, num_runs=len(draft.token_ids) - num_spared, continuations=((),))
+        num_drafted = len(draft.token_ids)
+        nothing: tuple[tuple[Continuations, ...], ...] = ((),) * (num_drafted + 1)  # is learned from
+        return TreeDraft(**own, num_runs=num_drafted - num_spared, continuations=nothing)
 
     def write_alone(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """See `WritesAlone.write_alone`: the same."""

@@ -42,13 +42,12 @@ class TreeBudget:
     num_nodes: int
     max_depth: int  # nodes on the longest path, and runs of a draft model
     max_width: int  # children of one node, `MAX_CONTINUATIONS` at most
-    max_copied_depth: int = (
-        0  # nodes on the longest path of copies, which cost no run; `max_depth` where that is more
-    )
     # Given, nodes are left out that are worth less than they cost: the tree has the most tokens a second.
     costs: TreeCosts | None = None
     # Given, the first `num_nodes` of these are the nodes, whatever they are worth.
     shape: tuple[Ranks, ...] = ()
+    # Nodes on the longest path of copies, which cost no run; `max_depth` where that is more.
+    max_copied_depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)

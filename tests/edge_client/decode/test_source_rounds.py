@@ -17,6 +17,7 @@ from outrider.edge_client.drafting.copying.earlier import TextsByOwner
 from outrider.edge_client.drafting.copying.model import CopyModel, TokenizerFacts
 from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 from outrider.edge_client.drafting.copying.suffix import SuffixModel
+from outrider.edge_client.drafting.staged import StagedModel
 from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.drafting.union import UnionModel
 
@@ -44,6 +45,7 @@ def beside(make: Callable[[], CopyModel]) -> Callable[[DraftModel], DraftModel]:
 SOURCES = {
     "suffix": alone(make_suffix),
     "model+suffix": beside(make_suffix),
+    "staged": lambda model: StagedModel(model, [make_suffix()]),
     "model+prompt-lookup": beside(lambda: PromptLookupModel(32, "")),
 }
 

@@ -279,7 +279,9 @@ def test_a_copy_reaches_any_depth_in_one_run_of_the_draft() -> None:
         told = TreeDraft((), (), continuations=((Continuations((0,), (0.0,), name),),))
         for _ in range(300):
             values.observe(told, (), 0)
-    draft = TreeBuilder([Drafting()], values, TreeBudget(12, 2, 4, 9), copies=[Copying(9)]).build()
+    draft = TreeBuilder(
+        [Drafting()], values, TreeBudget(12, 2, 4, max_copied_depth=9), copies=[Copying(9)]
+    ).build()
     paths = {
         tuple(draft.token_ids[each] for each in Tree(draft.parents).path(n))
         for n in range(len(draft.parents))
