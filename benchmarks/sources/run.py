@@ -9,7 +9,16 @@ from benchmarks.results_file import run_modules
 from outrider.experiments.shared.command import run_command
 
 # Modules of this folder.
-STAGES: tuple[str, ...] = ("export_shapes", "export_auto", "compare")
+STAGES: tuple[str, ...] = (
+    "same_text",
+    "repeat",
+    "fresh",
+    "retrieval",
+    "staged",
+    "export_shapes",
+    "export_auto",
+    "compare",
+)
 
 
 def main() -> int:

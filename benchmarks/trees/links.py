@@ -190,15 +190,15 @@ def _decode(turns: Turns, name: str, edges: Sequence[Edge], prompt: Prompt, numb
 
 @contextlib.contextmanager
 def _edge(address: str, settings: Settings, num_new: int, min_draft_ms: float) -> Iterator[Edge]:
-    config = run_config(
-        verifier=address,
-        temperature=TEMPERATURE,
-        max_new_tokens=num_new,
-        ignore_eos=True,
-        on_timeout="wait",
-        min_draft_ms=min_draft_ms if settings.get("mode") != "co-located" else 0.0,
-        **settings,
-    )
+    common = {
+        "verifier": address,
+        "temperature": TEMPERATURE,
+        "max_new_tokens": num_new,
+        "ignore_eos": True,
+        "on_timeout": "wait",
+        "min_draft_ms": min_draft_ms if settings.get("mode") != "co-located" else 0.0,
+    }
+    config = run_config(**common | dict(settings))
     edge = create_edge(config)
     try:
         yield edge

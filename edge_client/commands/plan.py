@@ -74,7 +74,19 @@ _CONTEXT = 4096  # tokens of a session
 _MEMORY_FLAGS = ("--weights", "--kv", "--gpu-memory", "--target-kv", "--sessions", "--context")
 _EXAMPLES = {"--t-draft": "10ms", "--t-target": "70ms", "--rtt": "50ms", "--alpha": "0.8"}
 _MEASURING = frozenset(  # settings of a run that a measurement uses
-    ("draft", "draft_strategy", "lookup_ngram", "draft_threads", "temperature", "top_k", "top_p", "method")
+    (
+        "draft",
+        "draft_strategy",
+        "lookup_ngram",
+        "suffix_tokens",
+        "suffix_store",
+        "datastore",
+        "draft_threads",
+        "temperature",
+        "top_k",
+        "top_p",
+        "method",
+    )
     + ("draft_backend", "draft_device", "draft_weights", "draft_kv_dtype")
     + ("support_size", "transport", "min_draft_ms", "seed", "log_level")
     + ("tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name", "token_file", "insecure_token")

@@ -11,7 +11,7 @@ from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.drafting.backend import BACKENDS, KV_DTYPES, ONNX, WEIGHTS, BackendSettings
 from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM
-from outrider.edge_client.drafting.registry import MODEL, STRATEGIES
+from outrider.edge_client.drafting.registry import DEFAULT_SUFFIX_TOKENS, MODEL, STRATEGIES, CopySettings
 from outrider.edge_client.drafting.trees import DEFAULT_DEPTH, DEFAULT_WIDTH, MAX_CONTINUATIONS
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.gate.rules import RULES
@@ -32,7 +32,9 @@ class DraftConfig:
     strategy: str = option(
         MODEL,
         "model drafts with the model of --draft; prompt-lookup copies the tokens that followed the same words "
-        "earlier in the text, and needs no model (of --draft only tokenizer.json)",
+        "earlier in the text, suffix those that followed them there and in your earlier texts, valued by counts, "
+        "retrieval those in a --datastore: they need no model (of --draft only tokenizer.json). model+suffix and its "
+        "like do both; staged guesses by suffix what the model is about to draft, which then takes fewer runs",
         choices=STRATEGIES,
     )
     lookup_ngram: int = option(
@@ -42,6 +44,27 @@ class DraftConfig:
         minimum=1,
         maximum=64,
         key="lookup_ngram",
+    )
+    suffix_tokens: int = option(
+        DEFAULT_SUFFIX_TOKENS,
+        "tokens of each user's earlier texts that suffix searches beside the present one; 0 is none",
+        metavar="N",
+        minimum=0,
+        maximum=10_000_000,
+        key="suffix_tokens",
+    )
+    suffix_store: Path | None = option(
+        None,
+        "directory where suffix keeps earlier texts between runs, in files that only you can read; none: in memory "
+        "alone",
+        metavar="DIR",
+        key="suffix_store",
+    )
+    datastore: Path | None = option(
+        None,
+        "file of other texts that retrieval copies from; `edge-client draft datastore build` writes it",
+        metavar="FILE",
+        key="datastore",
     )
     threads: int = option(1, "CPU threads that the draft uses", metavar="N", minimum=1)
     backend: str = option(
@@ -68,6 +91,11 @@ class DraftConfig:
         "computes in",
         choices=KV_DTYPES,
     )
+
+    @property
+    def copies(self) -> CopySettings:
+        """Returns the settings of strategies that copy."""
+        return CopySettings(self.lookup_ngram, self.suffix_tokens, self.suffix_store, self.datastore)
 
     @property
     def runtime(self) -> BackendSettings:

@@ -11,6 +11,7 @@ from outrider.common.config.fields import leaves
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config, with_values
 from outrider.common.errors import UsageError
 from outrider.edge_client.config.daemon import SECTION
+from outrider.edge_client.config.preset import with_preset
 from outrider.edge_client.config.run_config import SCOPE, RunConfig
 from outrider.edge_client.core.options import OnTimeout
 
@@ -62,10 +63,12 @@ def _text_of(path: Path, key: str) -> str:
 
 
 def load_run_config(namespace: argparse.Namespace) -> Loaded[RunConfig]:
-    """Returns the configuration. Raises `ConfigError` naming key, origin and what was expected."""
-    return load_config(
+    """Returns the configuration, a preset's settings in it. Raises `ConfigError` naming key, origin and what was
+    expected, `UsageError` for settings that do not go with a preset."""
+    loaded = load_config(
         RunConfig, scope=SCOPE, yaml_path=namespace.config, flags=given_flags(namespace, RunConfig)
     )
+    return Loaded(with_preset(loaded.value), loaded.origins)
 
 
 def waiting_by_default(loaded: Loaded[RunConfig]) -> Loaded[RunConfig]:

@@ -14,7 +14,7 @@ from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.core.options import MODES_WITH_ROUNDS, REQUESTABLE_MODES
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.registry import WITHOUT_MODEL
+from outrider.edge_client.drafting.registry import WITHOUT_SIGNALS
 from outrider.edge_client.gate.file import GateFile, read_gate_file
 from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
 from outrider.edge_client.gate.rules import RuleNeeds, create_rules
@@ -112,7 +112,7 @@ def _check_place(config: RunConfig) -> None:
         raise UsageError(
             f"--gate commit does not go with --pipeline {pipelining}: it needs one round at a time"
         )
-    if use is not GateUse.OFF and strategy in WITHOUT_MODEL:
+    if use is not GateUse.OFF and strategy in WITHOUT_SIGNALS:
         raise UsageError(
             f"--gate {use} needs a draft that measures signals; --draft-strategy {strategy} has none"
         )

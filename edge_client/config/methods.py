@@ -5,6 +5,7 @@ from __future__ import annotations
 from outrider.common.errors import UsageError
 from outrider.common.methods import DEFAULT_SUPPORT_SIZE
 from outrider.common.types import DRAFT_SOURCE, Method, MethodParams, ModelInfo
+from outrider.edge_client.config.preset_section import BIG_LITTLE
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.gate.gate import GateUse
@@ -105,4 +106,6 @@ def warning(config: RunConfig) -> str | None:
     method = judging_method(config)
     if method is None or method.is_exact:
         return None
+    if config.preset.name == BIG_LITTLE:
+        return "--preset big-little is approximate: the target replaces only tokens that it finds unlikely"
     return f"--method {method} is approximate: the text no longer has the target's distribution"

@@ -18,6 +18,7 @@ from outrider.edge_client.config.draft_sections import (
 )
 from outrider.edge_client.config.grammar import GrammarConfig
 from outrider.edge_client.config.link_sections import ConnectionConfig, LogConfig, OutageConfig
+from outrider.edge_client.config.preset_section import PresetConfig
 from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
 from outrider.edge_client.gate.gate import GateUse
 from outrider.models import EMBEDDED
@@ -148,6 +149,7 @@ class RunConfig:
         metavar="NAME",
         title=_WORK,
     )
+    preset: PresetConfig = section(PresetConfig, title="verification method")
     pipelining: PipeliningConfig = section(PipeliningConfig, title=_WORK)
     max_new_tokens: int = option(256, "most tokens to generate", metavar="N", minimum=1, title=_END)
     depth: DepthConfig = section(DepthConfig, title=_WORK)

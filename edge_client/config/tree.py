@@ -12,7 +12,7 @@ from outrider.edge_client.config.methods import draft_source
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.window import Pipelining
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.drafting.registry import MODEL
+from outrider.edge_client.drafting.registry import MODEL, WITHOUT_MODEL
 from outrider.edge_client.drafting.tree_shape import read_tree_shape
 from outrider.edge_client.drafting.trees import (
     DEFAULT_DEPTH,
@@ -44,7 +44,9 @@ def tree_budget(config: RunConfig) -> TreeBudget | None:
     if tree.shape is not None:
         shape = read_tree_shape(tree.shape)[:num_nodes]
         return TreeBudget(num_nodes, max(map(len, shape)), MAX_CONTINUATIONS, shape=shape)
-    return TreeBudget(num_nodes, tree.depth or DEFAULT_DEPTH, tree.width or DEFAULT_WIDTH)
+    copied = 0 if tree.depth or config.draft.strategy == MODEL else num_nodes
+    width = tree.width or DEFAULT_WIDTH
+    return TreeBudget(num_nodes, tree.depth or DEFAULT_DEPTH, width, max_copied_depth=copied)
 
 
 def tree_use(config: RunConfig) -> Literal["auto", "off"] | int:
@@ -56,7 +58,7 @@ def tree_use(config: RunConfig) -> Literal["auto", "off"] | int:
     if is_by_head and drafts_trees(config.verification.method):
         return HEAD_NODES
     is_free = config.depth_policy == "optimal" and config.depth.num_speculative_tokens is None
-    is_usual = config.draft.strategy == MODEL and config.gate.use is GateUse.OFF
+    is_usual = config.draft.strategy not in WITHOUT_MODEL and config.gate.use is GateUse.OFF
     may_alternate = config.pipelining.use is not Pipelining.ON
     return "auto" if is_free and is_usual and may_alternate and not why_no_tree(config) else "off"
 

@@ -17,7 +17,7 @@ from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import SessionStats
 from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
-from outrider.edge_client.daemon.http.keys import Keys
+from outrider.edge_client.daemon.http.keys import Keys, owner_of
 from outrider.edge_client.daemon.metrics import DaemonMetrics, DaemonState
 from outrider.edge_client.daemon.openai.errors import ApiError, invalid
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
@@ -93,12 +93,14 @@ class Daemon:
             message = f"the model {name!r} does not exist; {self.serve.model_name!r} does"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def prepare(self, parsed: ParsedRequest) -> Prepared:
-        """Returns a session for a request; encoding a long prompt takes time. Raises `OutriderError` and
-        `ApiError`."""
+    def prepare(self, parsed: ParsedRequest, key: str = "") -> Prepared:
+        """Returns a session for a request; encoding a long prompt takes time. A draft that keeps texts keeps them for
+        the holder of the API `key` that was shown, and for its `user` where the request names one. Raises
+        `OutriderError` and `ApiError`."""
         config = config_of(self.config, parsed)
+        owner = owner_of(key if self.keys else "", parsed.user)
         try:
-            return self._shared.prepare(self._encode(parsed), config)
+            return self._shared.prepare(self._encode(parsed), config, owner=owner)
         except UsageError as error:
             cause = error.__cause__
             if parsed.grammar_param and isinstance(cause, InvalidFieldError) and cause.field == FIELD:

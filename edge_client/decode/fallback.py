@@ -28,7 +28,7 @@ def fall_back(state: GenerationState, draft: Draft, error: RoundTimeoutError) ->
     if policy in (OnTimeout.WAIT, OnTimeout.FAIL):
         raise error
     if not draft.token_ids:  # a round may draft nothing, for the last token wanted for example
-        draft, _ = state.proposer.propose(1)
+        draft = state.proposer.write_alone(1)
     if policy is OnTimeout.FIRST_TOKEN:
         kept = keep_unverified(state, draft.token_ids[:1], Origin.FALLBACK)
     else:
@@ -57,7 +57,7 @@ def _check_stall(state: GenerationState) -> None:
 def continue_alone(state: GenerationState) -> Iterator[SessionEvent]:
     """Drafts at the edge's own speed until the link seems to work again."""
     while state.tokens.finish is None and state.context_room and not state.remote.poll_recovery():
-        draft, _ = state.proposer.propose(state.num_to_draft() or 1)
+        draft = state.proposer.write_alone(state.num_to_draft() or 1)
         kept = keep_unverified(state, draft.token_ids, Origin.EDGE_ONLY)
         if not kept:
             _check_stall(state)

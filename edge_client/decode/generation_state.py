@@ -193,14 +193,15 @@ class GenerationState:
             return None
         limits = self._model.limits
         num_nodes = min(budget.num_nodes, limits.max_tree_nodes, self.context_room - num_assumed - 1)
-        depth = min(budget.max_depth, self.tokens.num_remaining - num_assumed - 1, num_nodes)
+        longest = min(self.tokens.num_remaining - num_assumed - 1, num_nodes)
+        depth, copied = min(budget.max_depth, longest), min(budget.max_copied_depth, longest)
         if depth <= 0:
             return None
         policy = self.tree_policy
         if policy is not None and (policy.costs is None or self.window.size > 1):
             return None
         costs = None if policy is None else policy.costs
-        return replace(budget, num_nodes=num_nodes, max_depth=depth, costs=costs)
+        return replace(budget, num_nodes=num_nodes, max_depth=depth, max_copied_depth=copied, costs=costs)
 
     # --------------------------------------------------------------------------------- transitions
 

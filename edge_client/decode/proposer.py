@@ -26,6 +26,10 @@ class Proposer:
     gate: Gate | None = None
     values: NodeValues = field(default_factory=NodeValues)
 
+    def __post_init__(self) -> None:
+        if self.drafter is not None:
+            self.drafter.use_values(self.values)
+
     def propose(
         self,
         num_draft_tokens: int,
@@ -47,6 +51,13 @@ class Proposer:
         if is_invalidated is not None:
             rule = _unless_invalidated(is_invalidated, rule)
         return self.drafter.propose(self.tokens.chain.token_ids, num_draft_tokens, rule, assumed)
+
+    def write_alone(self, num_draft_tokens: int) -> Draft:
+        """Returns a draft after the sequence that is kept as it is, unverified."""
+        if self.drafter is None or num_draft_tokens == 0:
+            return Draft((), ())
+        rule = self.depth.stop_rule()
+        return self.drafter.write_alone(self.tokens.chain.token_ids, num_draft_tokens, rule)[0]
 
     def propose_tree(self, budget: TreeBudget, assumed: TokenIds = ()) -> tuple[Draft, float]:
         """Returns a tree after the sequence and the `assumed` tokens, whose paths a stop-gate may end, and the time

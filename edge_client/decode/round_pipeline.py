@@ -228,7 +228,8 @@ class RoundPipeline:
         events = apply_verdict(state, answered, answer)
         if events is not None:
             self._speculation.judged(answered, answer.verdict)
-            state.proposer.observe(answered.draft, answer.verdict)
+            if not answered.num_kept:  # they come before the draft
+                state.proposer.observe(answered.draft, answer.verdict)
         self._resolve(answered)
         self._came_s = answer.came_s
         out_s = state.clock.now() - answer.came_s

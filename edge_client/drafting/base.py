@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
-from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
+from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
 
 if TYPE_CHECKING:  # it imports numpy, and `--help` does not
     from outrider.edge_client.drafting.node_values import NodeValues
@@ -104,12 +104,68 @@ class ProposesTrees(Protocol):
 
 
 @runtime_checkable
+class ProposesUnions(ProposesTrees, Protocol):
+    """Drafts trees of what it finds likely and of what others tell."""
+
+    def propose_union(
+        self, budget: TreeBudget, values: NodeValues, copies: Sequence[Expander[Continuations]]
+    ) -> TreeDraft:
+        """Returns a tree as `propose_tree` does, with nodes that `copies` told, which cost no run."""
+
+
+Guess = Callable[[TokenIds, int], TokenIds]
+"""Takes the tokens drafted after the text so far and how many more may be wanted; returns what may follow, possibly
+nothing."""
+
+
+@runtime_checkable
+class TakesGuesses(Protocol):
+    """Computes the tokens of a chain together with what may follow them."""
+
+    def guess_by(self, guess: Guess) -> None:
+        """Asks `guess`, in each run for a chain, what may follow: the run computes that too, and what it would have
+        drafted there is drafted without another run. Has no effect where a run gives one row."""
+
+
+@runtime_checkable
 class Prepares(Protocol):
     """Does part of a token's work before its turn."""
 
     def prepare(self, num_tokens: int) -> Iterator[None]:
         """Makes what drafts of the next `num_tokens` positions need beside the model. Yields before each piece of
         work, so that the caller can stop."""
+
+
+@runtime_checkable
+class UsesValues(Protocol):
+    """Drafts chains by the chances of its tokens."""
+
+    def use_values(self, values: NodeValues) -> None:
+        """Estimates chances by `values` from now on, which learns from verdicts."""
+
+
+@runtime_checkable
+class Remembers(Protocol):
+    """Keeps texts that have ended for later ones."""
+
+    def remember(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+        """Keeps a text that has ended, prompt included."""
+
+
+@runtime_checkable
+class WritesAlone(Protocol):
+    """Drafts in another way where no target judges."""
+
+    def write_alone(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
+        """Samples tokens that are kept as they are; see `DraftSequence.propose`."""
+
+
+@runtime_checkable
+class ServesOwners(Protocol):
+    """Is a `DraftModel` that keeps texts of several users, each apart from the others."""
+
+    def of_owner(self, owner: str) -> DraftModel:
+        """Returns the model for one user's sequences; "" is who needs no key."""
 
 
 @runtime_checkable

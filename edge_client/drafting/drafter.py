@@ -16,8 +16,11 @@ from outrider.edge_client.drafting.base import (
     NodeRule,
     Prepares,
     ProposesTrees,
+    Remembers,
     ShouldStop,
     Stop,
+    UsesValues,
+    WritesAlone,
     first_tokens,
 )
 from outrider.edge_client.drafting.node_values import NodeValues
@@ -25,8 +28,8 @@ from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
 
 
 class Drafter:
-    """Drafts for one session. `min_draft_s` stretches each drafted token of a chain, and each run of the draft
-    model for a tree, whose nodes share runs, to simulate a larger draft; results carry a label then."""
+    """Drafts for one session. `min_draft_s` stretches each run of the draft model, a token of a chain or several nodes
+    of a tree, to simulate a larger draft; results carry a label then."""
 
     def __init__(
         self,
@@ -67,8 +70,32 @@ class Drafter:
         if self._grammar is not None:  # of what is copied, and not sampled
             num_obeying = self.num_obeying((*token_ids, *assumed), draft.token_ids)
             draft = first_tokens(draft, num_obeying, draft.doubted)
+        num_runs = draft.num_runs if isinstance(draft, TreeDraft) else len(draft.token_ids)
+        self._sleep_until(start_s + self._min_draft_s * num_runs)
+        return draft, (self._clock.now() - start_s) * 1e3
+
+    def write_alone(
+        self, token_ids: Sequence[int], num_draft_tokens: int, should_stop: ShouldStop | None = None
+    ) -> tuple[Draft, float]:
+        """Returns what `propose` does, of tokens that no target will judge."""
+        sequence = self._sequence
+        if not isinstance(sequence, WritesAlone):
+            return self.propose(token_ids, num_draft_tokens, should_stop)
+        start_s = self._clock.now()
+        self._commit(token_ids, ())
+        draft = sequence.write_alone(num_draft_tokens, self._stretched(should_stop, start_s))
         self._sleep_until(start_s + self._min_draft_s * len(draft.token_ids))
         return draft, (self._clock.now() - start_s) * 1e3
+
+    def use_values(self, values: NodeValues) -> None:
+        """Estimates chances of a chain's tokens by `values`, where the sequence does."""
+        if isinstance(self._sequence, UsesValues):
+            self._sequence.use_values(values)
+
+    def remember(self, token_ids: Sequence[int]) -> None:
+        """Keeps a text that has ended for later ones, where the sequence does."""
+        if isinstance(self._sequence, Remembers):
+            self._sequence.remember(token_ids, self._num_prompt_tokens)
 
     @property
     def can_propose_trees(self) -> bool:

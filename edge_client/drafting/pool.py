@@ -17,14 +17,17 @@ from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.drafting.base import (
     DraftModel,
     DraftSequence,
+    Guess,
     KeepsRunnerUps,
     NodeRule,
     Prepares,
     ProposesTrees,
+    ProposesUnions,
     ShouldStop,
+    TakesGuesses,
 )
 from outrider.edge_client.drafting.node_values import NodeValues
-from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
+from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
 
 
 @runtime_checkable
@@ -147,6 +150,7 @@ class _LeasedSequence:
         self._sampling, self._num_support = sampling, num_support
         self._num_prompt_tokens = num_prompt_tokens
         self._keeps_runner_ups = False
+        self._guess: Guess | None = None
         self._sequence: DraftSequence | None = None
 
     @property
@@ -158,12 +162,17 @@ class _LeasedSequence:
             self._sequence = self._begin(token_ids)
             if self._keeps_runner_ups:
                 self.keep_runner_ups()
+            if self._guess is not None and isinstance(self._sequence, TakesGuesses):
+                self._sequence.guess_by(self._guess)
         self._sequence.commit(token_ids)
 
     def keep_runner_ups(self) -> None:
         self._keeps_runner_ups = True
         if isinstance(self._sequence, KeepsRunnerUps):
             self._sequence.keep_runner_ups()
+
+    def guess_by(self, guess: Guess) -> None:
+        self._guess = guess
 
     def prepare(self, num_tokens: int) -> Iterator[None]:
         return self._sequence.prepare(num_tokens) if isinstance(self._sequence, Prepares) else iter(())
@@ -179,6 +188,12 @@ class _LeasedSequence:
     def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         assert isinstance(self._sequence, ProposesTrees), "a draft needs at least one committed token"
         return self._sequence.propose_tree(budget, values, rule)
+
+    def propose_union(
+        self, budget: TreeBudget, values: NodeValues, copies: Sequence[Expander[Continuations]]
+    ) -> TreeDraft:
+        assert isinstance(self._sequence, ProposesUnions), "a draft needs at least one committed token"
+        return self._sequence.propose_union(budget, values, copies)
 
     def close(self) -> None:
         sequence, self._sequence = self._sequence, None

@@ -6,13 +6,13 @@ found, which always hold the parents of each other since a child is never worth 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from outrider.common.tree import Tree
 from outrider.common.types import Signals, TokenIds
 from outrider.edge_client.drafting.base import NodeRule, Stop
-from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.node_values import AGREED, DIFFERED, NodeValues
 from outrider.edge_client.drafting.trees import (
     Continuations,
     Expander,
@@ -30,13 +30,19 @@ class _Node:
     ranks: Ranks = ()
     continuations: tuple[Continuations, ...] = ()
     is_open: bool = True  # may be expanded
+    is_copied: bool = False  # what costs no run told what follows
+    is_dropped: bool = False  # likelier ones took its place
     children: list[_Node] = field(default_factory=list)
     signals: Signals | None = None
     doubted: Signals | None = None  # of the first node that the rule left out after it
 
 
 class TreeBuilder:
-    """Builds one tree from the continuations of one or several sources, whose paths a `rule` may end."""
+    """Builds one tree from the continuations of one or several sources, whose paths a `rule` may end.
+
+    `copies` are sources whose answers cost no run: every node that is found is shown to them at once, and what they
+    tell is a node too, so that a copy reaches any depth without the draft.
+    """
 
     def __init__(
         self,
@@ -44,8 +50,11 @@ class TreeBuilder:
         values: NodeValues,
         budget: TreeBudget,
         rule: NodeRule | None = None,
+        copies: Sequence[Expander[Continuations]] = (),
     ) -> None:
+        assert not (rule and copies), "a rule needs signals, which copies have not"
         self._expanders = expanders
+        self._copies = () if budget.shape else copies
         self._values = values
         self._budget = budget
         self._rule = rule
@@ -66,6 +75,7 @@ class TreeBuilder:
         root = _Node((), 1.0)
         if min(budget.num_nodes, budget.max_depth) <= 0:
             return TreeDraft((), ())
+        self._copy([root])
         self._expand([root])
         for _ in range(budget.max_depth - 1):
             chosen = self._choose()
@@ -110,20 +120,71 @@ class TreeBuilder:
         paths = [node.path for node in nodes]
         told = zip(*(expander.expand(paths) for expander in self._expanders), strict=True)
         for node, continuations in zip(nodes, told, strict=True):
+            if node.is_dropped:
+                continue
             node.is_open = False
-            node.continuations = continuations
-            node.children = [
-                _Node((*node.path, token_id), node.value * chance, (*node.ranks, rank))
-                for rank, (token_id, chance) in enumerate(self._merge(continuations))
-            ]
-            if self._shape:
-                self._fit(node)
-            self._apply_rule(node)
-            self._best += node.children
+            node.continuations = (
+                *continuations,
+                *(_compared(each, continuations) for each in node.continuations),
+            )
+            self._find_children(node)
             if node.children:
                 self._first_chances += node.children[0].value / node.value
                 self._num_expanded += 1
-        self._best = sorted(self._best, key=lambda node: -node.value)[: self._budget.num_nodes]
+        self._keep_best()
+        self._copy([child for node in nodes for child in node.children])
+
+    def _find_children(self, node: _Node) -> None:
+        """Makes the children that all sources so far told of. What was found below one of them stays below it."""
+        before = {child.path[-1]: child for child in node.children if not child.is_dropped}
+        known = {id(child) for child in before.values()}
+        node.children = []
+        for rank, (token_id, chance) in enumerate(self._merge(node.continuations)):
+            value, child = node.value * chance, before.pop(token_id, None)
+            if child is None:
+                child = _Node((*node.path, token_id), value, (*node.ranks, rank))
+            else:
+                _revalue(child, value)
+            node.children.append(child)
+        if self._shape:
+            self._fit(node)
+        self._apply_rule(node)
+        self._best += [child for child in node.children if id(child) not in known]
+        for child in before.values():
+            for each in _below(child):
+                each.is_dropped = True
+        if before:
+            self._best = [each for each in self._best if not each.is_dropped]
+
+    def _keep_best(self) -> None:
+        in_order = sorted(
+            self._best, key=lambda node: (-node.value, len(node.path))
+        )  # a parent before its child
+        self._best = in_order[: self._budget.num_nodes]
+        for each in in_order[self._budget.num_nodes :]:
+            each.is_dropped = True
+
+    def _copy(self, nodes: Sequence[_Node]) -> None:
+        """Finds what copies tell after some nodes, and after what they told, as far as it may enter the tree."""
+        if not self._copies:
+            return
+        budget = self._budget
+        max_depth = max(budget.max_depth, budget.max_copied_depth)
+        least_ever = 1 / (2 * budget.num_nodes)  # what the last node of a full tree is worth is above
+        waiting = [node for node in nodes if not node.is_copied]
+        while waiting:
+            node = waiting.pop()
+            is_full = len(self._best) >= budget.num_nodes
+            least = max(least_ever, self._best[-1].value if is_full else 0.0)
+            if node.is_dropped or len(node.path) >= max_depth or node.value <= least:
+                continue
+            node.is_copied = True
+            told = tuple(each for copy in self._copies for each in copy.expand([node.path]) if each.token_ids)
+            if told:
+                node.continuations += told
+                self._find_children(node)
+                self._keep_best()
+                waiting += reversed(node.children)
 
     def _fit(self, node: _Node) -> None:
         """Leaves of a node's children those that the shape has."""
@@ -152,10 +213,20 @@ class TreeBuilder:
         node.children = kept
 
     def _merge(self, continuations: Sequence[Continuations]) -> list[tuple[int, float]]:
-        """Returns the likeliest children with their chances; one that several sources told has its best."""
+        """Returns the likeliest children with their chances; one that several sources told has its best.
+
+        Where what a source told first has a higher chance by it than by those before, the others share what is left.
+        """
         chances: dict[int, float] = {}
         for each in continuations:
-            for token_id, chance in zip(each.token_ids, self._values.chances(each), strict=True):
+            told = list(zip(each.token_ids, self._values.chances(each), strict=True))
+            if told and chances:
+                first, claimed = told[0]
+                before = chances.get(first, 0.0)
+                left = (1 - claimed) / (1 - before) if before < claimed else 1.0
+                chances = {token_id: left * chance for token_id, chance in chances.items()}
+                chances[first] = max(before, claimed)
+            for token_id, chance in told:
                 chances[token_id] = max(chance, chances.get(token_id, 0.0))
         return sorted(chances.items(), key=lambda item: -item[1])[: self._budget.max_width]
 
@@ -174,3 +245,26 @@ class TreeBuilder:
             continuations=tuple(node.continuations for node in (root, *nodes)),
             num_runs=sum(expander.num_runs for expander in self._expanders),
         )
+
+
+def _compared(copied: Continuations, drafted: Sequence[Continuations]) -> Continuations:
+    """Returns what a copy told as a source of its own, by whether a draft expects the same token: it is right far more
+    often then."""
+    firsts = [each.token_ids[0] for each in drafted if each.token_ids]
+    if not firsts:
+        return copied
+    return replace(copied, source=copied.source + (AGREED if copied.token_ids[0] in firsts else DIFFERED))
+
+
+def _below(node: _Node) -> Iterator[_Node]:
+    """Yields a node and all after it."""
+    yield node
+    for child in node.children:
+        yield from _below(child)
+
+
+def _revalue(node: _Node, value: float) -> None:
+    """Values a node anew, and all after it in proportion; none gets more than it."""
+    factor = value / node.value
+    for each in _below(node):
+        each.value = min(value, factor * each.value)

@@ -46,6 +46,8 @@ class TreeBudget:
     costs: TreeCosts | None = None
     # Given, the first `num_nodes` of these are the nodes, whatever they are worth.
     shape: tuple[Ranks, ...] = ()
+    # Nodes on the longest path of copies, which cost no run; `max_depth` where that is more.
+    max_copied_depth: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from outrider.common.errors import ConfigError, UsageError
 from outrider.edge_client.config.daemon import SECTION
 from outrider.edge_client.config.flags import waiting_by_default, with_keys
 from outrider.edge_client.config.grammar import KEYS
+from outrider.edge_client.config.preset import with_preset
 from outrider.edge_client.config.request_config import NoEffectError, request_config
 from outrider.edge_client.config.request_settings import OF_OPENAI, OF_REQUESTS
 from outrider.edge_client.config.run_config import SCOPE, RunConfig
@@ -42,6 +43,7 @@ def client_config(
     loaded = load_config(RunConfig, scope=SCOPE)
     with naming_keys():
         config = with_values(waiting_by_default(loaded).value, **_as_values(settings), verifier=address)
+        config = with_preset(config)
     if draft == NO_DRAFT:
         return _without_draft(config, "mode" in settings or loaded.origins["mode"] != "default"), False
     return (config if draft is None else with_values(config, draft=str(draft))), None

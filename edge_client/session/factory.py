@@ -17,6 +17,7 @@ from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
 from outrider.edge_client.config.grammar import make_grammar
 from outrider.edge_client.config.methods import check_method, draft_source, make_method_params, support_size
+from outrider.edge_client.config.preset_section import BIG_LITTLE
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.config.tree import tree_budget, tree_use
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
@@ -210,14 +211,16 @@ def create_edge(
     draft = (open_draft or _create_draft)(config, directory, tokenizer) if has_draft else None
     load_ms = (time.perf_counter() - start_s) * 1e3
     is_slowed = has_draft and config.min_draft_ms > 0
-    labels = (f"min-draft-ms={config.min_draft_ms:g}",) if is_slowed else ()
+    labels = [f"min-draft-ms={config.min_draft_ms:g}"] if is_slowed else []
+    if config.preset.name == BIG_LITTLE:
+        labels.append(f"preset={BIG_LITTLE} (approximate)")
     eos_token_ids = tuple(draft.eos_token_ids) if draft is not None else ()
     return Edge(
         config,
         tokenizer,
         draft,
         load_ms,
-        labels,
+        tuple(labels),
         _dropout_cost(draft),
         surroundings=surroundings or Surroundings(),
         grammars=EdgeGrammars(directory / "tokenizer.json", tokenizer.num_tokens, eos_token_ids),
@@ -235,9 +238,9 @@ def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) 
         strategy,
         directory,
         threads=config.draft.threads,
-        max_ngram=config.draft.lookup_ngram,
         has_variance=gating is not None and gating.thresholds.variance is not None,
         backend=config.draft.runtime,
+        copies=config.draft.copies,
     )
     if draft.tokenizer_fingerprint != tokenizer.fingerprint:
         draft.close()

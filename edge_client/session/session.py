@@ -244,7 +244,7 @@ class EdgeSession:
         while state.tokens.finish is None:
             if self._is_cancelled:
                 raise CancelledByUser
-            draft, _ = state.proposer.propose(max(1, state.num_to_draft()))
+            draft = state.proposer.write_alone(max(1, state.num_to_draft()))
             if not draft.token_ids:
                 state.finish(FinishReason.CONTEXT)
             yield from state.add(draft.token_ids, (Origin.EDGE_ONLY,) * len(draft.token_ids))
@@ -253,6 +253,7 @@ class EdgeSession:
         state = self._state
         state.remember()
         if state.proposer.drafter is not None:
+            state.proposer.drafter.remember(state.tokens.chain.token_ids)
             state.proposer.drafter.close()
         if state.verifier is None:
             return

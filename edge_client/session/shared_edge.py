@@ -9,8 +9,10 @@ from outrider.common.types import Method, SamplingParams
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.drafting.base import DraftModel, ServesOwners
 from outrider.edge_client.drafting.pool import DraftLease, SequencePool
 from outrider.edge_client.drafting.registry import has_draft_files
+from outrider.edge_client.drafting.union import UnionModel
 from outrider.edge_client.session.factory import Edge, OpenDraft, Surroundings, create_edge, draw_seed
 from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.session.usage import make_usage
@@ -49,7 +51,9 @@ class SharedEdge:
 
     def __init__(self, edge: Edge, max_cache_bytes: int) -> None:
         self.edge = edge
-        self._pool = SequencePool(edge.draft, max_cache_bytes) if edge.draft is not None else None
+        draft = edge.draft
+        model = draft.innermost if isinstance(draft, UnionModel) else draft  # whose KV is kept
+        self._pool = None if model is None else SequencePool(model, max_cache_bytes)
 
     @property
     def num_idle(self) -> int:
@@ -62,14 +66,18 @@ class SharedEdge:
         return self._pool.num_idle_bytes if self._pool else 0
 
     def prepare(
-        self, prompt: str | Sequence[int], config: RunConfig, depth: DepthPolicy | None = None
+        self,
+        prompt: str | Sequence[int],
+        config: RunConfig,
+        depth: DepthPolicy | None = None,
+        owner: str = "",
     ) -> Prepared:
-        """Returns a session for a prompt, text or token ids; encoding a long one takes time. Raises what
-        `Edge.session` raises, to which `depth` is given."""
+        """Returns a session for a prompt, text or token ids; encoding a long one takes time. A draft that keeps texts
+        keeps those of each `owner` apart. Raises what `Edge.session` raises, to which `depth` is given."""
         prompt_ids = self.edge.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         seed = draw_seed() if config.seed is None else config.seed
         lease = self._lease(config)
-        session = self.edge.session(prompt_ids, seed, config, lease, depth)
+        session = self.edge.session(prompt_ids, seed, config, self._draft_of(owner, lease), depth)
         return Prepared(session, config, seed, prompt_ids, lease)
 
     def warm_up(self) -> None:
@@ -91,6 +99,14 @@ class SharedEdge:
         """Asserts that the pool is consistent."""
         if self._pool is not None:
             self._pool.check_integrity()
+
+    def _draft_of(self, owner: str, lease: DraftLease | None) -> DraftModel | None:
+        draft = self.edge.draft
+        if isinstance(draft, ServesOwners):
+            draft = draft.of_owner(owner)
+        if lease is None:
+            return draft
+        return draft.with_innermost(lease) if isinstance(draft, UnionModel) else lease
 
     def _lease(self, config: RunConfig) -> DraftLease | None:
         """Returns a draft sequence with the KV of an earlier text. None where drafts decide what is written,

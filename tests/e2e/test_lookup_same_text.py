@@ -11,7 +11,7 @@ from support.processes.pairs import Pair
 from test_same_text import check_matrix, make_prompt
 
 from outrider.common.types import SamplingParams
-from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
+from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 from outrider.experiments.shared.processes import VerifierProcess
 
 

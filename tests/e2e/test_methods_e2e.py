@@ -30,8 +30,8 @@ from outrider.common.types import (
 )
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 from outrider.edge_client.session.session import SessionResult
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.link.base import Connection, VerifierLink

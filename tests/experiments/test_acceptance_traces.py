@@ -10,9 +10,9 @@ import pytest
 from outrider.common.errors import UsageError
 from outrider.common.sequences import common_prefix
 from outrider.common.types import SamplingParams
+from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,

@@ -29,8 +29,15 @@ def written_texts(
     """Yields the target's texts after each prompt, each with a seed of its own, up to its end-of-text token."""
     samplings = [SamplingParams(temperature=temperature, seed=1 + i) for i in range(num_seeds * len(prompts))]
     every = list(zip(list(prompts) * num_seeds, samplings, strict=True))
-    for start in range(0, len(every), _TOGETHER):
-        yield from _write(backend, every[start : start + _TOGETHER], num_new)
+    yield from texts_after(backend, every, num_new)
+
+
+def texts_after(
+    backend: TargetBackend, asked: Sequence[tuple[TokenIds, SamplingParams]], num_new: int
+) -> Iterator[WrittenText]:
+    """Yields the target's texts after prompts, each with its own parameters, up to its end-of-text token."""
+    for start in range(0, len(asked), _TOGETHER):
+        yield from _write(backend, asked[start : start + _TOGETHER], num_new)
 
 
 def _write(

@@ -13,12 +13,14 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from outrider.edge_client.config.methods import judging_method
 from outrider.edge_client.core.events import EndEvent, SessionEvent, TokenEvent
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.daemon.activity import Entry
+from outrider.edge_client.daemon.http.access import shown_key
 from outrider.edge_client.daemon.http.wire import ClientGone, Wire
 from outrider.edge_client.daemon.openai.errors import from_failure, stopping
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
@@ -59,7 +61,7 @@ class GenerationEndpoint:
                 facts["ignored"] = _shown(parsed.ignored)
             self._daemon.check_model(parsed.model)
             entry = Entry(request_id, parsed, wire.client)
-            await _unless_gone(self._answer(entry, wire), wire)
+            await _unless_gone(self._answer(entry, wire, shown_key(Headers(scope=scope))), wire)
         except ClientGone:
             facts |= {"status": _GONE, "reason": "the client left"}
         except Exception as error:
@@ -76,12 +78,12 @@ class GenerationEndpoint:
         log.info("answered", extra=facts)
         self._daemon.metrics.requests.labels(scope["path"], str(facts["status"])).inc()
 
-    async def _answer(self, entry: Entry, wire: Wire) -> None:
+    async def _answer(self, entry: Entry, wire: Wire, key: str) -> None:
         daemon, parsed = self._daemon, entry.parsed
         daemon.activity.add(entry)
         try:
             async with daemon.admission.turn():
-                prepared = await asyncio.to_thread(daemon.prepare, parsed)
+                prepared = await asyncio.to_thread(daemon.prepare, parsed, key)
                 method = judging_method(prepared.config)
                 entry.begin(
                     prepared.session, prepared.config.mode, method and str(method), prepared.num_prompt_tokens

@@ -38,6 +38,12 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
+def owner_of(key: str, user: str) -> str:
+    """Returns who a request is from: a name that differs for each key and, of one key, for each `user`; it does not
+    tell the key."""
+    return f"{_digest(key).hex()} {user}" if key or user else ""
+
+
 def read_keys(path: Path) -> list[str]:
     """Returns the keys of a file, one a line; # begins a comment. Raises `UsageError` for a file that cannot
     be read or holds none."""

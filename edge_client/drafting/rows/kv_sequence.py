@@ -9,13 +9,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.sequences import common_prefix
-from outrider.common.types import SamplingParams, TokenIds
+from outrider.common.types import Draft, SamplingParams, TokenIds
+from outrider.edge_client.drafting.base import Guess, ShouldStop
 from outrider.edge_client.drafting.noise_ahead import MAX_AHEAD_BYTES, NOISE_BYTES
 from outrider.edge_client.drafting.rows.rows import Rows
 from outrider.edge_client.drafting.rows.sampler import DraftSampler
 from outrider.edge_client.drafting.rows.sequence import RowsSequence
 from outrider.edge_client.drafting.rows.tree import TreeKv
+from outrider.edge_client.drafting.spec import HIDDEN
 
+_MAX_ROWS = (
+    4  # committed tokens that are fed together with guesses; a row costs more than a token without one
+)
 CHUNK_SIZE = 64  # tokens fed at once when catching up, on a CPU
 
 
@@ -92,6 +97,9 @@ class KvSequence(RowsSequence, Generic[Its]):
         self._runner: Its | None = runner
         self._cached: list[int] = []
         self._tree: TreeKv | None = None  # that starts after `cached`
+        self._guess: Guess | None = None
+        self._num_wanted = 0  # tokens of the chain under way
+        self._ahead: Rows | None = None  # rows after the last of `cached`, of one run with guesses
 
     @property
     def cached_token_ids(self) -> Sequence[int]:
@@ -106,6 +114,21 @@ class KvSequence(RowsSequence, Generic[Its]):
         self._runner.set_seed(sampling.seed)
         self._num_prompt_tokens = num_prompt_tokens
         self._text = []
+        self._guess = None
+
+    def guess_by(self, guess: Guess) -> None:
+        """See `TakesGuesses.guess_by`."""
+        assert self._runner is not None, "the sequence is closed"
+        if self._runner.takes_trees:
+            self._guess = guess
+
+    def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
+        """See `DraftSequence.propose`."""
+        self._num_wanted = num_draft_tokens
+        try:
+            return super().propose(num_draft_tokens, should_stop)
+        finally:
+            self._num_wanted = 0
 
     def keep_runner_ups(self) -> None:
         """Fills `Draft.runner_ups` from now on."""
@@ -180,18 +203,36 @@ class KvSequence(RowsSequence, Generic[Its]):
         while True:
             chunk = self._text[len(self._cached) : len(self._cached) + self._chunk_size]
             rows = self._feed(chunk)
-            if len(self._cached) == len(self._text):
+            if len(self._cached) >= len(self._text):  # guesses may follow
                 return rows
 
     def _go_on(self, drafted: Sequence[int]) -> Rows:
-        return self._feed([drafted[-1]])
+        start, end = len(self._text), len(self._text) + len(drafted)
+        if self._ahead is not None and self._cached[start:end] == drafted:
+            return self._ahead.one(end - len(self._cached) - 1 + len(self._ahead.logits))
+        del self._cached[end - 1 :]
+        return self._feed([drafted[-1]], tuple(drafted))
 
-    def _feed(self, token_ids: list[int]) -> Rows:
+    def _feed(self, token_ids: list[int], drafted: TokenIds = ()) -> Rows:
         assert self._runner is not None, "the sequence is closed"
-        self._tree = None
+        self._tree = self._ahead = None
+        end = len(self._cached) + len(token_ids)
+        room = min(self._num_wanted - len(drafted) - 1, self._max_context - end, _MAX_ROWS - len(token_ids))
+        if self._guess is not None and room > 0 and end == len(self._text) + len(drafted):
+            if guessed := self._guess(drafted, room):
+                return self._feed_ahead(token_ids, guessed[:room])
         rows = self._runner.feed(token_ids, len(self._cached))
         self._cached.extend(token_ids)
         return rows
+
+    def _feed_ahead(self, token_ids: list[int], guessed: TokenIds) -> Rows:
+        """Feeds tokens and, in the same run, what may follow them; returns the row after the tokens."""
+        assert self._runner is not None, "the sequence is closed"
+        fed, start = (*token_ids, *guessed), len(self._cached)
+        bias = np.triu(np.full((len(fed), len(fed)), HIDDEN, np.float32), 1)
+        self._ahead = self._runner.feed_nodes(fed, range(start, start + len(fed)), bias, start)
+        self._cached += fed
+        return self._ahead.one(len(token_ids) - 1)
 
     def _feed_path(self, path: TokenIds) -> Rows:
         """Feeds what the cache lacks of a path, as speculation."""

@@ -16,7 +16,7 @@ from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.rows.rows import Rows
 from outrider.edge_client.drafting.rows.sampler import DraftSampler, Sampled, signals_of
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
-from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
+from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
 
 Told = TypeVar("Told")
 
@@ -145,18 +145,34 @@ class RowsSequence(SampledText, ABC):
 
     def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         """See `ProposesTrees.propose_tree`. The likeliest path is what `propose` would sample."""
+        return self._propose_tree(budget, values, rule)
+
+    def propose_union(
+        self, budget: TreeBudget, values: NodeValues, copies: Sequence[Expander[Continuations]]
+    ) -> TreeDraft:
+        """See `ProposesUnions.propose_union`."""
+        return self._propose_tree(budget, values, None, copies)
+
+    def _propose_tree(
+        self,
+        budget: TreeBudget,
+        values: NodeValues,
+        rule: NodeRule | None,
+        copies: Sequence[Expander[Continuations]] = (),
+    ) -> TreeDraft:
         room = self._max_context - len(self._text)
         if room <= 0:
             return TreeDraft((), ())
-        budget = replace(budget, max_depth=min(budget.max_depth, room))
+        copied = min(budget.max_copied_depth, room)
+        budget = replace(budget, max_depth=min(budget.max_depth, room), max_copied_depth=copied)
         if self._sampler.has_supports:
-            assert rule is None, "drawn trees have no signals"
+            assert rule is None and not copies, "drawn trees have no signals and no copies"
             source = RowsExpander[Support | None](self, self._support, None)
             draw = self._sampler.make_draw(len(self._text))
             return DrawnTreeBuilder(source, draw, values.draws, budget).build()
         tell = partial(self.tell, has_signals=rule is not None)
         expander = RowsExpander(self, tell, Continuations((), (), DRAFT_SOURCE))
-        return TreeBuilder([expander], values, budget, rule).build()
+        return TreeBuilder([expander], values, budget, rule, copies).build()
 
     def tell(self, rows: Rows, path: TokenIds, has_signals: bool = False) -> Continuations:
         """Returns what may follow a path, by the row after it, and on request the signals of each."""

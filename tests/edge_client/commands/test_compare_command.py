@@ -159,7 +159,7 @@ def test_the_command_compares_a_directory_and_a_strategy(
 @pytest.mark.parametrize(
     ("drafts", "flags", "message"),
     [
-        (["nowhere"], [], "nowhere is no directory, and no strategy (prompt-lookup"),
+        (["nowhere"], [], "nowhere is no directory, and no strategy (staged, prompt-lookup"),
         (["prompt-lookup", "prompt-lookup"], [], "prompt-lookup is named twice"),
         (["prompt-lookup"], ["--measure-s", "0"], "--measure-s 0.0: want seconds above 0"),
         (["prompt-lookup"], ["--rtt", "30"], "--rtt 30: not a duration"),

@@ -30,8 +30,8 @@ from outrider.edge_client.controller.settings import MAX_DEPTH
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord, draft_length
 from outrider.edge_client.drafting.base import ShouldStop, Stop
+from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 from outrider.experiments.shared.acceptance_traces import signals_of
 
 NEW = TARGET[2:]

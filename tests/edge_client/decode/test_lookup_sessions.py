@@ -13,7 +13,7 @@ from support.processes.server import serving
 from outrider.common.types import FinishReason, GenerateRequest, Origin, VerifyRequest
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.core.options import OnTimeout
-from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
+from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 
 # The prompt comes back in the text, then something new, then the new part again.
 TEXT = (*PROMPT, 10, 11, 12, 13, *PROMPT, 10, 11, 12, 13, 20, 21, 22, 20, 21, 22, *range(30, 60))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -100,12 +101,14 @@ def decode(
     acceptance_prior: AcceptancePrior | None = None,
     tree: TreeBudget | None = None,
     is_reverified: bool = False,
+    join: Callable[[Any], Any] = lambda draft: draft,
     grammar: Grammar | None = None,
 ) -> SessionResult:
     """`second`: guesses are made, and the draft's runner-up for a wrong token is right by that chance.
+    `join` makes the draft of the model that knows the text.
     `policy` instead of a fixed `depth`, `rounds` instead of a `window` with a `choice`."""
     sampling = SamplingParams(temperature=temperature, seed=seed, grammar=grammar)
-    draft = ChanceDraft(list(whole_text(sampling)), accuracy, seed, draft_context, second or 0.0)
+    draft = join(ChanceDraft(list(whole_text(sampling)), accuracy, seed, draft_context, second or 0.0))
     verifier = RemoteVerifier(
         link,  # type: ignore[arg-type]
         RoundDeadline(0.5),
@@ -130,7 +133,7 @@ def decode(
         options,
         decode=lambda token_id: f"<{token_id}>",
         verifier=verifier,
-        draft=draft if tell is None else TellingDraft(draft, tell),  # type: ignore[arg-type]
+        draft=draft if tell is None else TellingDraft(draft, tell),
         depth=policy or FixedDepth(depth),
         window=rounds or RoundWindow(window, choice, may_branch=second is not None),
         gate=gate,

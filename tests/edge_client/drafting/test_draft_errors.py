@@ -175,5 +175,5 @@ def test_opening_a_hugging_face_directory_says_how_to_export_it(good_hf_dir: Pat
 
 
 def test_an_unknown_strategy_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="'medusa'; known: model, prompt-lookup"):
+    with pytest.raises(UsageError, match=r"'medusa'; known: model, staged, prompt-lookup, suffix"):
         create_draft_model("medusa", tmp_path)

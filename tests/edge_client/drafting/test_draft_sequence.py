@@ -106,7 +106,7 @@ def test_committing_what_was_proposed_keeps_its_kv(
     draft = sequence.propose(4)
     fed: list[list[int]] = []
     feed = sequence._feed
-    monkeypatch.setattr(sequence, "_feed", lambda ids: (fed.append(list(ids)), feed(ids))[1])
+    monkeypatch.setattr(sequence, "_feed", lambda ids, *after: (fed.append(list(ids)), feed(ids, *after))[1])
     sequence.commit([*draft.token_ids, 42])  # all accepted, and a bonus token
     sequence.propose(1)
     assert fed == [[draft.token_ids[3], 42]]  # the last drafted token was never fed

@@ -11,10 +11,10 @@ from outrider.common.noise.philox import Purpose, first_word
 from outrider.common.sampling.support import sample_support, support_prob
 from outrider.common.tree import Tree, check_parents
 from outrider.common.types import SamplingParams, Support, TokenIds
+from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 from outrider.edge_client.drafting.draw_chances import DrawChances, without
 from outrider.edge_client.drafting.drawn_tree import DrawnTreeBuilder, make_draw
 from outrider.edge_client.drafting.node_values import NodeValues
-from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 from outrider.edge_client.drafting.trees import TreeBudget, TreeCosts, TreeDraft
 
 BUDGET = TreeBudget(num_nodes=16, max_depth=6, max_width=3)

@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outrider.common.errors import InvalidFieldError, ModelError, UsageError
-from outrider.common.types import Draft, SamplingParams
+from outrider.common.types import SamplingParams
+from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
+from outrider.edge_client.drafting.copying.sequence import CopySequence
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
-from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel, PromptLookupSequence
-from outrider.edge_client.drafting.registry import create_draft_model
+from outrider.edge_client.drafting.registry import CopySettings, create_draft_model
 
 
-def make_sequence(text: list[int], max_ngram: int = 4, num_tokens: int = 100) -> PromptLookupSequence:
+def make_sequence(text: list[int], max_ngram: int = 4, num_tokens: int = 100) -> CopySequence:
     sequence = PromptLookupModel(num_tokens, "", max_ngram=max_ngram).sequence(SamplingParams())
     sequence.commit(text)
     return sequence
@@ -35,7 +36,8 @@ def naive_proposal(text: list[int], max_ngram: int, num_draft_tokens: int) -> tu
 
 
 def test_what_followed_the_last_tokens_is_proposed_with_certainty() -> None:
-    assert make_sequence([1, 2, 3, 4, 5, 9, 2, 3]).propose(3) == Draft((4, 5, 9), (1.0, 1.0, 1.0))
+    draft = make_sequence([1, 2, 3, 4, 5, 9, 2, 3]).propose(3)
+    assert (draft.token_ids, draft.draft_probs) == ((4, 5, 9), (1.0, 1.0, 1.0))
 
 
 def test_a_longer_match_wins_over_a_more_recent_one_and_the_most_recent_of_equals_wins() -> None:
@@ -50,8 +52,8 @@ def test_a_repetition_is_proposed_as_often_as_it_fits() -> None:
 
 
 def test_without_a_match_nothing_is_proposed() -> None:
-    assert make_sequence([1, 2, 3, 4]).propose(4) == Draft((), ())
-    assert make_sequence([5]).propose(4) == Draft((), ())
+    assert make_sequence([1, 2, 3, 4]).propose(4).token_ids == ()
+    assert make_sequence([5]).propose(4).token_ids == ()
 
 
 def test_ids_past_the_tokenizer_are_refused() -> None:
@@ -99,7 +101,7 @@ def test_under_any_commits_corrections_and_rollbacks_it_proposes_what_its_defini
 
 def test_a_tokenizer_is_all_it_needs(tmp_path: Path) -> None:
     write_tokenizer(tmp_path, 50)
-    with create_draft_model("prompt-lookup", tmp_path, max_ngram=2) as model:
+    with create_draft_model("prompt-lookup", tmp_path, copies=CopySettings(max_ngram=2)) as model:
         assert (model.num_tokens, model.eos_token_ids) == (50, ())
         sequence = model.sequence(SamplingParams())
         sequence.commit([4, 5, 4])
@@ -114,7 +116,10 @@ def test_it_knows_the_tokenizer_and_end_of_text_of_what_lies_beside(tmp_path: Pa
     for directory in (hf_dir, tmp_path / "draft"):
         model = create_draft_model("prompt-lookup", directory)
         assert (model.tokenizer_fingerprint, model.num_tokens, model.eos_token_ids) == known
-    others = [create_draft_model("prompt-lookup", hf_dir, max_ngram=n).fingerprint for n in (4, 5)]
+    others = [
+        create_draft_model("prompt-lookup", hf_dir, copies=CopySettings(max_ngram=n)).fingerprint
+        for n in (4, 5)
+    ]
     assert others[0] == model.fingerprint != others[1]
 
 
@@ -126,4 +131,4 @@ def test_a_directory_it_cannot_use_is_refused_in_one_line(tmp_path: Path) -> Non
     with pytest.raises(ModelError, match=r"draft\.json cannot be read"):
         create_draft_model("prompt-lookup", tmp_path / "draft")
     with pytest.raises(UsageError, match="at least one token, not 0"):
-        create_draft_model("prompt-lookup", tmp_path, max_ngram=0)
+        create_draft_model("prompt-lookup", tmp_path, copies=CopySettings(max_ngram=0))

@@ -9,9 +9,9 @@ import pytest
 from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.config.run_config import default_draft_dir
+from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.pool import DraftLease, SequencePool
-from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
 
 TEXT = list(range(40, 100))
 GREEDY = SamplingParams(temperature=0.0)

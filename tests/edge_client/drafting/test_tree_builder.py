@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from outrider.common.tree import ROOT, Tree, check_parents
 from outrider.common.types import SamplingParams, Signals, TokenIds
 from outrider.edge_client.drafting.base import Stop
+from outrider.edge_client.drafting.copying.contexts import GrowingContexts
+from outrider.edge_client.drafting.copying.expander import CopyExpander
+from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 from outrider.edge_client.drafting.node_values import NodeValues
-from outrider.edge_client.drafting.prompt_lookup import NgramIndex, PromptLookupExpander, PromptLookupModel
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
 
@@ -163,18 +165,18 @@ def test_equal_children_of_two_sources_are_one_node_that_both_learn_from() -> No
 
 
 def test_copies_follow_every_earlier_occurrence_the_most_frequent_first() -> None:
-    index = NgramIndex(4)
+    index = GrowingContexts(4)
     index.extend([1, 2, 7, 5, 1, 2, 8, 5, 1, 2, 7, 9, 1, 2, 6, 1, 2])
-    expander = PromptLookupExpander(index)
+    expander = CopyExpander(index, [index], "lookup", 32)
     root, crossing, inner, nothing = expander.expand([(), (7,), (7, 5), (11,)])
     assert (root.token_ids, root.source) == ((7, 6, 8), "lookup-2")
     assert root.gaps == (0.0, math.log(2), math.log(2))
-    assert (crossing.token_ids, crossing.source) == ((9, 5), "lookup-3")
-    assert (inner.token_ids, inner.source) == ((1,), "lookup-4")
+    assert (crossing.token_ids, crossing.source) == ((9, 5), "lookup-3-4")
+    assert (inner.token_ids, inner.source) == ((1,), "lookup-3-4")
     assert nothing.token_ids == ()
     model = PromptLookupModel(100, "")
     sequence = model.sequence(SamplingParams())
-    sequence.commit(index.text)
+    sequence.commit(index.token_ids)
     draft = sequence.propose_tree(TreeBudget(6, 3, 2), NodeValues())
     assert draft.token_ids[0] == 7
     assert len(draft.token_ids) == 6

@@ -17,7 +17,7 @@ from outrider.edge_client.controller.round_costs import RoundCosts
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import Stop, ended
-from outrider.edge_client.drafting.prompt_lookup import PromptLookupModel
+from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 from outrider.edge_client.drafting.trees import TreeDraft
 from outrider.edge_client.gate.file import GateFile, read_gate_file, write_gate_file
 from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse

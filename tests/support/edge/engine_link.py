@@ -24,6 +24,7 @@ from outrider.common.errors import LinkError
 from outrider.common.sampling.support import certain
 from outrider.common.tree import Tree
 from outrider.common.types import (
+    DRAFT_SOURCE,
     Draft,
     GenerateRequest,
     ModelInfo,
@@ -35,11 +36,13 @@ from outrider.common.types import (
     SessionRequest,
     SessionResponse,
     Support,
+    TokenIds,
     VerifyRequest,
 )
 from outrider.edge_client.drafting.base import NodeRule, ShouldStop, ended
 from outrider.edge_client.drafting.node_values import NodeValues
-from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
+from outrider.edge_client.drafting.tree_builder import TreeBuilder
+from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.experiments.simulator.world.standins import VirtualClock, virtual_threads
 
@@ -320,6 +323,35 @@ class ChanceSequence:
             continuations=(none,) * (len(tokens) + 1),
         )
 
+    def propose_union(
+        self, budget: TreeBudget, values: NodeValues, copies: Sequence[Expander[Continuations]]
+    ) -> TreeDraft:
+        """The text's own tokens with their runner-ups, and what copies tell."""
+        return TreeBuilder([_TextExpander(self)], values, budget, copies=copies).build()
+
+    def continuations(self, path: TokenIds) -> Continuations:
+        place = self.position + len(path)
+        if place >= min(len(self._model.text), self._model.max_context):
+            return Continuations((), (), DRAFT_SOURCE)
+        ids = dict.fromkeys((self._model.text[place], self._model.runner_ups[place].token_id))
+        return Continuations(tuple(ids), (0.0, 1.0)[: len(ids)], DRAFT_SOURCE)
+
     def close(self) -> None: ...
 
     def check_integrity(self) -> None: ...
+
+
+class _TextExpander:
+    """Knows a path's end once it knows the path: what it is asked must follow what it was asked."""
+
+    def __init__(self, sequence: ChanceSequence) -> None:
+        self._sequence = sequence
+        self._known: set[TokenIds] = set()
+        self.num_runs = 0
+
+    def expand(self, paths: Sequence[TokenIds]) -> list[Continuations]:
+        self.num_runs += 1
+        for path in paths:
+            assert not path or path[:-1] in self._known, "a node comes before its parent"
+            self._known.add(path)
+        return [self._sequence.continuations(path) for path in paths]

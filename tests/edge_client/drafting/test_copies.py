@@ -1,0 +1,304 @@
+"""The index of contexts against its definition, earlier texts and their files, datastores, and unions' trees."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from outrider.common.errors import IncompatibleError, ModelError, UsageError
+from outrider.common.tree import Tree, check_parents
+from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.commands.cli import main
+from outrider.edge_client.config.run_config import default_draft_dir
+from outrider.edge_client.drafting.copying.contexts import (
+    MAX_MATCH,
+    SEPARATOR,
+    GrowingContexts,
+    SortedContexts,
+    TokenText,
+    longest_match,
+)
+from outrider.edge_client.drafting.copying.datastore import Datastore, build_datastore
+from outrider.edge_client.drafting.copying.earlier import MAX_OWNERS, EarlierTexts, TextsByOwner
+from outrider.edge_client.drafting.copying.expander import CopyExpander
+from outrider.edge_client.drafting.copying.model import TokenizerFacts
+from outrider.edge_client.drafting.copying.sorting import sorted_places
+from outrider.edge_client.drafting.copying.suffix import SuffixModel
+from outrider.edge_client.drafting.node_values import NodeValues
+from outrider.edge_client.drafting.registry import STRATEGIES, CopySettings, create_draft_model
+from outrider.edge_client.drafting.tree_builder import TreeBuilder
+from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
+
+IDS = st.integers(0, 3)
+FACTS = TokenizerFacts(100, "fingerprint")
+
+
+def sorted_contexts(texts: Sequence[Sequence[int]]) -> SortedContexts:
+    ids = np.array([each for text in texts for each in (*text, SEPARATOR)], np.uint32)
+    return SortedContexts(ids.tobytes(), sorted_places(ids).tolist())
+
+
+def naive_followers(texts: Sequence[Sequence[int]], newest: Sequence[int]) -> tuple[int, list[int]]:
+    for length in range(min(MAX_MATCH, len(newest)), 0, -1):
+        run = list(newest[len(newest) - length :])
+        found = [
+            text[end]
+            for text in texts
+            for end in range(length, len(text))
+            if list(text[end - length : end]) == run
+        ]
+        if found:
+            return length, sorted(found)
+    return 0, []
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    texts=st.lists(st.lists(IDS, min_size=1, max_size=60), min_size=1, max_size=4),
+    newest=st.lists(IDS, min_size=1, max_size=50),
+)
+def test_a_search_finds_the_longest_run_and_all_that_followed_it(
+    texts: list[list[int]], newest: list[int]
+) -> None:
+    own = TokenText()
+    own.extend(newest)
+    grown = GrowingContexts()
+    for token_id in texts[0]:
+        grown.extend([token_id])
+    for searched, known in (([sorted_contexts(texts)], texts), ([grown], texts[:1])):
+        length, places = longest_match(searched, own.context_after(()), 1000)
+        found = [each.follower(end, ()) for each, ends in places for end in ends]
+        assert (length, sorted(each for each in found if each is not None)) == naive_followers(known, newest)
+
+
+def test_of_many_places_a_growing_text_tells_the_newest_and_others_are_spread() -> None:
+    text = [1, 2] * 50
+    grown = GrowingContexts(1)
+    grown.extend(text)
+    one, context = TokenText(), [1]
+    one.extend(context)
+    assert grown.ends(one.context_after(()), 1, 3) == [99, 97, 95]
+    spread = sorted_contexts([text]).ends(one.context_after(()), 1, 3)
+    assert len(set(spread)) == 3 and all(text[end - 1] == 1 for end in spread)
+
+
+# ------------------------------------------------------------------------------------ earlier texts
+
+
+def test_earlier_texts_are_bounded_the_oldest_are_dropped_and_parts_stay_few() -> None:
+    texts = EarlierTexts(500, "fingerprint")
+    for number in range(60):
+        texts.add([number, *range(100, 109), number])
+        texts.check_integrity()
+        assert len(texts.contexts) <= 4
+    expander = CopyExpander(own := TokenText(), texts.contexts, "suffix", 64)
+    own.extend([59, *range(100, 109)])
+    assert expander.tell(()).token_ids == (59,) and expander.tell(()).source == "suffix-9-16"
+    other = TokenText()
+    other.extend([3, 100])
+    assert CopyExpander(other, texts.contexts, "suffix", 64).tell(()).source == "suffix-1", (
+        "the oldest is gone"
+    )
+
+
+def test_users_do_not_find_each_others_texts_and_few_are_in_memory() -> None:
+    texts = TextsByOwner("fingerprint", 100)
+    texts.of("one").add([1, 2, 3])
+    assert not texts.of("two").contexts and texts.of("one").contexts
+    for number in range(MAX_OWNERS):
+        texts.of(f"another {number}")
+    assert not texts.of("one").contexts, "the least recently used are dropped"
+
+
+def test_a_store_is_read_again_by_its_user_alone_and_only_he_may_read_the_file(tmp_path: Path) -> None:
+    TextsByOwner("fingerprint", 100, tmp_path / "store").of("one").add([7, 8, 9])
+    (path,) = (tmp_path / "store").iterdir()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    again = TextsByOwner("fingerprint", 100, tmp_path / "store")
+    assert again.of("one").num_tokens == 4 and not again.of("two").contexts
+    assert not TextsByOwner("another", 100, tmp_path / "store").of("one").contexts
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign"])
+def test_a_damaged_store_is_logged_and_begins_anew(
+    damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "texts.ids"
+    EarlierTexts(100, "fingerprint", path).add([7, 8, 9])
+    content = path.read_bytes()
+    path.write_bytes(
+        {"cut": content[:-3], "changed": content[:-9] + b"x" * 9, "empty": b""}.get(damage, content)
+    )
+    with caplog.at_level(logging.WARNING, "outrider"):
+        texts = EarlierTexts(100, "other" if damage == "foreign" else "fingerprint", path)
+    assert "damaged" in caplog.text and str(path) in caplog.text
+    assert not texts.contexts
+    texts.add([1, 2, 3])
+    assert EarlierTexts(100, texts._fingerprint, path).num_tokens == 4
+
+
+def test_a_directory_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="--suffix-store"):
+        TextsByOwner("", 100, tmp_path / "file")
+
+
+# --------------------------------------------------------------------------------------- datastores
+
+
+def encode(text: str) -> list[int]:
+    return [ord(each) % 50 for each in text]
+
+
+@pytest.fixture
+def datastore(tmp_path: Path) -> Path:
+    for name, text in (("a", "the quick fox\n"), ("b", "the lazy dog\n")):
+        (tmp_path / name).write_text(text)
+    build_datastore([tmp_path / "a", tmp_path / "b"], tmp_path / "out", encode, "fingerprint")
+    return tmp_path / "out"
+
+
+def test_a_datastore_tells_what_followed_in_its_files(datastore: Path) -> None:
+    store, own = Datastore(datastore, "fingerprint"), TokenText()
+    own.extend(encode("see the "))
+    told = CopyExpander(own, [store.contexts], "retrieval", 64).tell(())
+    assert (set(told.token_ids), told.source) == (set(encode("ql")), "retrieval-3-4")
+    own.extend(encode("lazy dog\n"))
+    assert not CopyExpander(own, [store.contexts], "retrieval", 64).tell(()).token_ids, "a file ends there"
+
+
+def test_a_datastore_that_is_not_whole_or_not_its_own_is_refused_by_name(datastore: Path) -> None:
+    content = datastore.read_bytes()
+    with pytest.raises(IncompatibleError, match=r"--datastore .*out was built with another tokenizer"):
+        Datastore(datastore, "another")
+    for damaged, message in (
+        (content[:-8], "truncated"),
+        (b"", "cannot be read"),
+        (b"x" + content[1:], "no datastore"),
+        (content[:30] + b"x" * 50 + content[80:], "header"),
+        (content[:-40] + b"\0" * 40, "not in order"),
+    ):
+        datastore.write_bytes(damaged)
+        with pytest.raises(ModelError, match=rf"--datastore .*out .*{message}"):
+            Datastore(datastore, "fingerprint")
+
+
+def test_what_is_no_datastore_is_not_replaced_and_no_part_of_one_is_left(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("some text\n" * 9)
+    (tmp_path / "bad").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="exists and is no datastore"):
+        build_datastore([tmp_path / "text"], tmp_path / "bad", encode, "")
+    with pytest.raises(UsageError, match="bad: is not UTF-8"):
+        build_datastore([tmp_path / "bad"], tmp_path / "out", encode, "")
+    (tmp_path / "nothing").write_text("")
+    with pytest.raises(UsageError, match="1 tokens are no datastore"):
+        build_datastore([tmp_path / "nothing"], tmp_path / "out", encode, "")
+    assert {each.name for each in tmp_path.iterdir()} == {"text", "bad", "nothing"}
+
+
+def test_the_command_builds_what_the_strategy_opens(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("def main() -> int:\n    return 0\n" * 20)
+    out = tmp_path / "out"
+    assert main(["draft", "datastore", "build", str(tmp_path / "text"), str(out)]) == 0
+    assert "tokens" in capsys.readouterr().out
+    assert main(["draft", "datastore", "build", str(tmp_path / "none"), str(out)]) == 2
+    assert "none is no file" in capsys.readouterr().err
+    with create_draft_model("retrieval", default_draft_dir(), copies=CopySettings(datastore=out)) as model:
+        assert model.sequence(SamplingParams()).position == 0
+    with pytest.raises(UsageError, match="needs --datastore FILE"):
+        create_draft_model("retrieval", default_draft_dir())
+
+
+# ------------------------------------------------------------------------------------------ suffixes
+
+
+def test_a_chain_ends_where_its_chance_is_small_and_is_as_long_as_the_run_allows() -> None:
+    model = SuffixModel(FACTS, TextsByOwner("", 1000))
+    sequence = model.sequence(SamplingParams())
+    sequence.commit([1, *range(10, 60), 1])
+    assert len(sequence.propose(40).token_ids) <= 4, "four tokens a token of the run"
+    values = NodeValues()
+    sequence.use_values(values)
+    for _ in range(60):  # what followed one token was never right
+        draft = sequence.copy(1)[0]
+        values.observe(draft, (), 99)
+    assert sequence.propose(40).token_ids == ()
+
+
+def test_strategies_are_listed_with_every_union() -> None:
+    assert set(STRATEGIES) >= {"model", "suffix", "retrieval", "model+suffix", "model+suffix+retrieval"}
+
+
+# -------------------------------------------------------------------------------------- union trees
+
+
+class Copying:
+    """Tells the next number after any path, below a bound."""
+
+    num_runs = 0
+
+    def __init__(self, last: int) -> None:
+        self._last = last
+
+    def expand(self, paths: Sequence[TokenIds]) -> list[Continuations]:
+        return [self._tell(path) for path in paths]
+
+    def _tell(self, path: TokenIds) -> Continuations:
+        number = path[-1] + 1 if path else 0
+        return Continuations((number,) if number < self._last else (), (0.0,)[: number < self._last], "copy")
+
+
+class Drafting:
+    """Tells a token, and less likely a copy's; asserts that each parent is known before its child."""
+
+    def __init__(self) -> None:
+        self.num_runs = 0
+        self._known: set[TokenIds] = set()
+
+    def expand(self, paths: Sequence[TokenIds]) -> list[Continuations]:
+        self.num_runs += 1
+        for path in paths:
+            assert not path or path[:-1] in self._known
+            self._known.add(path)
+        return [Continuations((50, path[-1] + 1 if path else 0), (0.0, 0.5), "draft") for path in paths]
+
+
+def test_a_copy_reaches_any_depth_in_one_run_of_the_draft() -> None:
+    values = NodeValues()
+    for name in ("copy", "copy!"):
+        told = TreeDraft((), (), continuations=((Continuations((0,), (0.0,), name),),))
+        for _ in range(300):
+            values.observe(told, (), 0)
+    draft = TreeBuilder(
+        [Drafting()], values, TreeBudget(12, 2, 4, max_copied_depth=9), copies=[Copying(9)]
+    ).build()
+    paths = {
+        tuple(draft.token_ids[each] for each in Tree(draft.parents).path(n))
+        for n in range(len(draft.parents))
+    }
+    assert tuple(range(9)) in paths and draft.num_runs == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(num_nodes=st.integers(1, 30), depth=st.integers(1, 8), width=st.integers(1, 3), last=st.integers(0, 9))
+def test_a_union_tree_is_as_well_formed_as_any(num_nodes: int, depth: int, width: int, last: int) -> None:
+    draft = TreeBuilder(
+        [Drafting()], NodeValues(), TreeBudget(num_nodes, depth, width), copies=[Copying(last)]
+    ).build()
+    check_parents(draft.parents, draft.token_ids, num_nodes)
+    tree = Tree(draft.parents)
+    assert max(tree.depths, default=-1) < depth and len(draft.continuations) == len(tree) + 1
+    for node in range(len(tree)):
+        assert len(list(tree.children(node))) <= width
+        parent = draft.parents[node]
+        assert parent < 0 or draft.values[node] <= draft.values[parent] + 1e-12
