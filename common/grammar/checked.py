@@ -7,6 +7,7 @@ and gigabytes, and a thread cannot be stopped.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import subprocess
@@ -19,8 +20,9 @@ from outrider.common.errors import InvalidFieldError
 from outrider.common.grammar.vocabulary import FIELD, Vocabulary
 from outrider.common.types import Grammar, TokenIds
 
-DEADLINE_S = 1.0  # of the process's time for one grammar; the largest that are useful take .2
-_START_S = 30.0  # to read the tokenizer
+DEADLINE_S = 1.0  # of processor time for one grammar; the largest that are useful take .2
+_MAX_WAIT_S = 30.0  # for an answer, on a machine whose other work leaves the process little of that time
+_LOOK_S = 0.05  # between two looks at the time it has taken
 _MAX_LINE_BYTES = 1 << 16
 
 
@@ -66,7 +68,7 @@ class CheckedCompiler:
         try:
             process.stdin.write(json.dumps(said).encode() + b"\n")
             process.stdin.flush()
-            answer = self._read_line(process, self._deadline_s)
+            answer = self._read_line(process, _processor_s(process) + self._deadline_s)
         except OSError:
             answer = b""
         if answer:
@@ -82,17 +84,18 @@ class CheckedCompiler:
         process = self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
-        assert self._read_line(process, _START_S), "the process that compiles grammars did not start"
+        assert self._read_line(process), "the process that compiles grammars did not start"
         return process
 
-    def _read_line(self, process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-        """Returns a line, b"" where none came in time or the process ended."""
+    def _read_line(self, process: subprocess.Popen[bytes], until_s: float = math.inf) -> bytes:
+        """Returns a line, b"" where the process ended, or took processor time until `until_s` of it."""
         assert process.stdout is not None, "it was opened with pipes"
-        line, end_s = b"", time.monotonic() + timeout_s
+        line, end_s = b"", time.monotonic() + _MAX_WAIT_S
         while not line.endswith(b"\n"):
-            ready, _, _ = select.select([process.stdout], [], [], max(0.0, end_s - time.monotonic()))
+            ready, _, _ = select.select([process.stdout], [], [], _LOOK_S)
             part = os.read(process.stdout.fileno(), _MAX_LINE_BYTES) if ready else b""
-            if not part:
+            is_late = time.monotonic() > end_s or _processor_s(process) > until_s
+            if not part and (ready or is_late):
                 return b""
             line += part
         return line
@@ -106,3 +109,10 @@ class CheckedCompiler:
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+def _processor_s(process: subprocess.Popen[bytes]) -> float:
+    """Returns the processor time that a process has taken."""
+    after_name = Path(f"/proc/{process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+    user, system = after_name[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
