@@ -127,7 +127,18 @@ def make_prompt(seed: int, length: int) -> TokenIds:
     return tuple(np.random.default_rng(seed).integers(1, 400, length).tolist())
 
 
-@pytest.mark.parametrize("method", [Method.COUPLED, Method.SPARSE])
+@pytest.mark.parametrize(
+    ("target", "method"),
+    [
+        (("llama", "lean"), Method.COUPLED),
+        (("llama", "lean"), Method.SPARSE),
+        (("llama", "cuda"), Method.COUPLED),
+        (("gpt2", "transformers"), Method.COUPLED),
+        pytest.param(("llama", "cuda"), Method.SPARSE, marks=pytest.mark.slow),
+        pytest.param(("gpt2", "transformers"), Method.SPARSE, marks=pytest.mark.slow),
+    ],
+    indirect=["target"],
+)
 def test_texts_beside_each_other_are_cloud_onlys(target: Target, tmp_path: Path, method: Method) -> None:
     backend = target.load()
     trained = [load_head(make_heads(tmp_path / kind, kind), backend) for kind in ("medusa", "hydra")]
