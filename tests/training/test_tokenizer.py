@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from outrider.edge_client.tokenization.chat_template import load_chat_template
+from outrider.models import EMBEDDED
 from outrider.training.data.tokenizer import END_OF_TEXT, load_tokenizer, save_tokenizer, train_tokenizer
 
 CODE = (
@@ -51,6 +53,21 @@ def test_a_saved_tokenizer_loads_in_transformers_with_its_end_of_text(
     assert (loaded.eos_token, loaded.eos_token_id) == (END_OF_TEXT, 0)
     assert loaded(CODE)["input_ids"] == tokenizer.encode(CODE).ids
     assert loaded.decode(loaded(CODE)["input_ids"]) == CODE
+
+
+def test_its_chat_template_is_the_embedded_pairs_and_renders_as_in_transformers(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer
+
+    save_tokenizer(tokenizer, tmp_path)
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "x = 1\ny = 2"}]
+    text = "# system\nbe brief\n\n# user\nx = 1\ny = 2\n\n# assistant\n"
+    loaded = AutoTokenizer.from_pretrained(str(tmp_path))
+    assert loaded.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == text
+    for directory in (tmp_path, EMBEDDED / "draft", EMBEDDED / "target"):
+        template = load_chat_template(directory)
+        assert template is not None and template.render(messages) == text
 
 
 def test_a_missing_tokenizer_is_named(tmp_path: Path) -> None:

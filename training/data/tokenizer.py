@@ -45,8 +45,16 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int = 8192) -> Tokenizer:
     return tokenizer
 
 
+# Roles are comments of Python, the text that these models are trained on: no token stands for one.
+CHAT_TEMPLATE = r"""{% for message in messages %}# {{ message['role'] }}
+{{ message['content'] }}
+
+{% endfor %}# assistant{{ "\n" }}"""
+
+
 def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int = 4096) -> None:
-    """Write tokenizer.json and tokenizer_config.json, as `transformers.AutoTokenizer` loads them."""
+    """Write tokenizer.json, tokenizer_config.json and a plain chat template, as `transformers.AutoTokenizer` loads
+    them."""
     from transformers import PreTrainedTokenizerFast
 
     fast = PreTrainedTokenizerFast(
@@ -56,6 +64,7 @@ def save_tokenizer(tokenizer: Tokenizer, directory: Path, max_length: int = 4096
         pad_token=END_OF_TEXT,
         model_max_length=max_length,
         clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
     )
     fast.save_pretrained(str(directory))
 

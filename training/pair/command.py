@@ -22,7 +22,7 @@ from outrider.training.common.checkpoint import write_json
 from outrider.training.common.compute import Compute
 from outrider.training.common.workers import run_workers
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 PRESET_NAMES = (
     "cpu",
     "cpu-warm",

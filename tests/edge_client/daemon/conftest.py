@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def template_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("template") / "chat.jinja"
     path.write_text(CHATML)
     return path
+
+
+@pytest.fixture(scope="session")
+def draft_without_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("plain") / "draft"
+    shutil.copytree(EMBEDDED / "draft", directory, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    return directory
 
 
 @pytest.fixture(scope="session")

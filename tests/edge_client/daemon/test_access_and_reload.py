@@ -243,9 +243,29 @@ def test_without_a_verifier_it_is_not_ready_and_says_so() -> None:
             extras = {"outrider": {"mode": "edge-only"}}
             alone = client.completions.create(model="outrider", prompt="x", max_tokens=4, extra_body=extras)
             assert alone.usage.model_extra["outrider"]["num_unverified_tokens"] == 4
-            with pytest.raises(openai.BadRequestError) as refused:
-                client.chat.completions.create(model="outrider", messages=[{"role": "user", "content": "x"}])
-            assert refused.value.code == "no_chat_template" and "--chat-template" in refused.value.message
+
+
+def test_the_embedded_pair_chats_without_a_flag(verifier: VerifierServer) -> None:
+    with (
+        running_daemon(f"127.0.0.1:{verifier.port}") as daemon,
+        openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        said = {"messages": [{"role": "user", "content": "def add(a, b):"}], "max_tokens": 12, "seed": 3}
+        answer = client.chat.completions.create(model="outrider", **said)
+        prompt = "# user\ndef add(a, b):\n\n# assistant\n"
+        text = client.completions.create(model="outrider", prompt=prompt, max_tokens=12, seed=3)
+    assert answer.choices[0].message.content == text.choices[0].text != ""
+
+
+def test_a_model_without_a_chat_template_refuses_chats_by_name(draft_without_template: Path) -> None:
+    flags = ("--draft", str(draft_without_template), "--recover-timeout", "0.3")
+    with (
+        running_daemon("127.0.0.1:1", *flags) as daemon,
+        openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as client,
+        pytest.raises(openai.BadRequestError) as refused,
+    ):
+        client.chat.completions.create(model="outrider", messages=[{"role": "user", "content": "x"}])
+    assert refused.value.code == "no_chat_template" and "--chat-template" in refused.value.message
 
 
 def test_every_metric_is_in_the_documentation_and_no_other(daemon: DaemonProcess) -> None:

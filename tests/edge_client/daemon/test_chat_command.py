@@ -112,8 +112,11 @@ def test_ctrl_c_stops_an_answer_and_not_the_program(verifier: VerifierServer, te
     assert verifier.engine.num_sessions == 0
 
 
-def test_without_a_template_it_says_what_it_does(verifier: VerifierServer) -> None:
-    with chatting(verifier, "--max-new-tokens", "4") as (terminal, process):
+def test_without_a_template_it_says_what_it_does(
+    verifier: VerifierServer, draft_without_template: Path
+) -> None:
+    flags = ("--draft", str(draft_without_template), "--max-new-tokens", "4")
+    with chatting(verifier, *flags) as (terminal, process):
         terminal.wait_for("no chat template")
         terminal.wait_for("> ")
         terminal.type("/system be brief\n")
@@ -137,8 +140,11 @@ def test_what_was_typed_comes_back_with_the_arrow_key_the_next_time(
     assert history.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_pipe_gets_the_answers_and_a_conversation_has_memory(verifier: VerifierServer) -> None:
-    flags = ("--verifier", f"127.0.0.1:{verifier.port}", "--seed", "3", "--max-new-tokens", "8")
+def test_a_pipe_gets_the_answers_and_a_conversation_has_memory(
+    verifier: VerifierServer, draft_without_template: Path
+) -> None:
+    flags = ("--verifier", f"127.0.0.1:{verifier.port}", "--draft", str(draft_without_template))
+    flags += ("--seed", "3", "--max-new-tokens", "8")
     flags += ("--on-timeout", "wait")  # another text, where a busy machine lets a round time out
     words = "def add(a, b):\ndef sub(a, b):\n"
     done = run_edge(["chat", *flags], prompt=words)
