@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 
+@pytest.mark.timeout(900)  # 100 s on an idle machine, twice that beside others
 def test_the_interpreted_kernels_pass_their_cases():
     """One process for all: most of a file's time would be the start of its own."""
     cases = sorted(map(str, Path(__file__).parent.glob("*_cases.py")))
