@@ -11,10 +11,10 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.controller.pool import fresh_processes
 from benchmarks.controller.simulated import MODE_POINTS, Point, play_texts
 from benchmarks.controller.ways import Total, run_mode, total_of
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES
@@ -89,7 +89,7 @@ def measure_auto(sets: Sequence[TraceSet]) -> tuple[list[Measure], dict[str, Any
 
 
 def _run_all(cases: Sequence[tuple[TraceSet, Point]]) -> list[AutoRun]:
-    with ProcessPoolExecutor() as pool:
+    with fresh_processes() as pool:
         runs = list(pool.map(run_auto, cases))
     for name in dict.fromkeys(run.traces for run in runs):
         for is_later in (False, True):

@@ -14,11 +14,11 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.controller.bank import DEFAULT, OPTIMAL, Case, Rivals, draw_cases, power_mean, rivals_of
+from benchmarks.controller.pool import fresh_processes
 from benchmarks.results_file import Found, write_results
 from outrider.edge_client.controller.acceptance_posterior import usual_prior
 from outrider.edge_client.controller.settings import SETTINGS
@@ -63,7 +63,7 @@ def use(changes: Changes) -> None:
 
 def play(changes: Changes, cases: Sequence[Case], edge: Mapping[str, Any] = DEFAULT) -> list[float]:
     """Returns the seconds a token of each case, played in processes whose constants are changed."""
-    with ProcessPoolExecutor(initializer=use, initargs=(changes,)) as pool:
+    with fresh_processes(initializer=use, initargs=(changes,)) as pool:
         return list(pool.map(_play_one, cases, itertools.repeat(edge), chunksize=4))
 
 
@@ -119,7 +119,7 @@ def fit_and_judge(cases: Sequence[Case]) -> Found:
     def say(text: str) -> None:
         print(f"{time.monotonic() - begin_s:5.0f} s  {text}", flush=True)
 
-    with ProcessPoolExecutor() as pool:
+    with fresh_processes() as pool:
         rivals = list(pool.map(rivals_of, cases, chunksize=2))
     say(f"{len(cases)} cases, every fixed setting")
     shipped = Trial({}, play({}, cases))
@@ -213,7 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     cases = draw_cases(arguments.cases, arguments.seed)
     if arguments.tried is not None:
-        with ProcessPoolExecutor() as pool:
+        with fresh_processes() as pool:
             rivals = list(pool.map(rivals_of, cases, chunksize=2))
         print(Judged.of(play(json.loads(arguments.tried), cases), rivals))
         return 0

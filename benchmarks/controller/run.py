@@ -13,12 +13,12 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.controller.auto import measure_auto
+from benchmarks.controller.pool import fresh_processes
 from benchmarks.controller.simulated import (
     DRAFTS_MS,
     FORWARDS_MS,
@@ -145,7 +145,7 @@ def compare_policies(traces: TraceSet) -> tuple[FixedSweep, dict[str, Comparison
     sweep = FixedSweep(traces)
     cases = [(traces, "optimal", point) for point in POINTS]
     cases += [(traces, name, POINTS[0]) for name in ("ratio", "window")]
-    with ProcessPoolExecutor() as pool:
+    with fresh_processes() as pool:
         *optimal, ratio, window = pool.map(play_set, cases)
     found = {
         "optimal": dict(zip(POINTS, optimal, strict=True)),
