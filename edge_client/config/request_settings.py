@@ -34,6 +34,7 @@ OF_REQUESTS = (
     "min_new_tokens",
     "stop_token_id",
     "ignore_eos",
+    "show_special_tokens",
     "support_size",
     "num_candidates",
     "threshold_pass",

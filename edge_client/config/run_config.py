@@ -49,7 +49,7 @@ class SamplingConfig:
 
 @dataclass(frozen=True, slots=True)
 class StopConfig:
-    """Configures where generation ends, `max_new_tokens` apart."""
+    """Configures where generation ends, `max_new_tokens` apart, and what of its tokens is text."""
 
     min_new_tokens: int = option(0, "fewest tokens to generate before an end of text", metavar="N", minimum=0)
     strings: tuple[str, ...] = option((), "text to stop before; may be repeated", metavar="TEXT", key="stop")
@@ -57,6 +57,7 @@ class StopConfig:
         (), "token to stop after; may be repeated", metavar="ID", key="stop_token_id"
     )
     ignore_eos: bool = option(False, "continue after the model's end of text")
+    show_special_tokens: bool = option(False, "keep the names of special tokens in the text")
 
 
 @dataclass(frozen=True, slots=True)

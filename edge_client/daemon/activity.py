@@ -12,11 +12,12 @@ from outrider.edge_client.session.session import EdgeSession
 
 @dataclass(slots=True)
 class Entry:
-    """Describes one request from its arrival to its end; `session` is None while it waits for its turn."""
+    """Describes one text of a request from its arrival to its end; `session` is None while it waits for its turn."""
 
     request_id: str
     parsed: ParsedRequest
     client: str
+    index: int = 0  # of the request's texts
     start_s: float = field(default_factory=time.monotonic)
     session: EdgeSession | None = None  # None: it waits for its turn
     live: LiveStats | None = None
@@ -26,6 +27,11 @@ class Entry:
     num_reused_tokens: int = 0
     num_sent_tokens: int = 0  # to the client, so far
 
+    @property
+    def name(self) -> str:
+        """Returns the id of the text: the request's, with the index of all but the first."""
+        return f"{self.request_id}/{self.index}" if self.index else self.request_id
+
     def begin(self, session: EdgeSession, mode: str, method: str | None, num_prompt_tokens: int) -> None:
         """Records the session that the request got with its turn."""
         self.session, self.live = session, LiveStats(session.result.stats)
@@ -34,7 +40,7 @@ class Entry:
     def describe(self) -> dict[str, object]:
         """Returns the request as JSON: its state, and once it runs its modes, counts and rates."""
         about: dict[str, object] = {
-            "id": self.request_id,
+            "id": self.name,
             "object": "session",
             "state": "waiting" if self.session is None else "running",
             "kind": str(self.parsed.kind),
@@ -65,11 +71,11 @@ class Activity:
 
     def add(self, entry: Entry) -> None:
         """Adds a request that has been read."""
-        self.entries[entry.request_id] = entry
+        self.entries[entry.name] = entry
 
     def remove(self, entry: Entry) -> None:
         """Removes a request; one that is not there is ignored."""
-        self.entries.pop(entry.request_id, None)
+        self.entries.pop(entry.name, None)
 
     def describe(self) -> list[dict[str, object]]:
         """Returns all requests as JSON."""

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from outrider.edge_client.daemon.openai.errors import busy, stopping
+from outrider.edge_client.daemon.openai.errors import busy, invalid, stopping
 
 _MEMORY = 0.2  # weight of the newest request in the mean
 _FIRST_GUESS_S = 2.0
@@ -32,6 +32,17 @@ class Admission:
     def num_waiting(self) -> int:
         """Returns how many requests wait for a turn."""
         return len(self._waiting)
+
+    def check_room(self, number: int) -> None:
+        """Raises `ApiError` 429 where a request of `number` texts finds no room to run or wait, 503 when stopping."""
+        if self.is_stopping:
+            raise stopping()
+        num_there, most = self.num_running + self.num_waiting, self.max_running + self.max_waiting
+        if number > most:
+            raise invalid("n", f"times the prompts is {number} texts; this daemon takes {most} at a time")
+        if num_there + number > most:
+            message = f"{self.num_running} texts are generated and {self.num_waiting} wait, of at most {most}"
+            raise busy(message, self.retry_after_s)
 
     @asynccontextmanager
     async def turn(self) -> AsyncIterator[None]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import replace
 
 from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.config.loader import Loaded, value_of, with_values
 from outrider.common.errors import InvalidFieldError, UsageError
 from outrider.common.grammar.vocabulary import FIELD
+from outrider.common.types import TokenIds
 from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.config.request_settings import OF_DRAFT
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
@@ -19,11 +21,14 @@ from outrider.edge_client.daemon.activity import Activity
 from outrider.edge_client.daemon.admission import Admission
 from outrider.edge_client.daemon.http.keys import Keys, owner_of
 from outrider.edge_client.daemon.metrics import DaemonMetrics, DaemonState
-from outrider.edge_client.daemon.openai.errors import ApiError, invalid
+from outrider.edge_client.daemon.openai.choices import Choice, Plan, make_choices
+from outrider.edge_client.daemon.openai.errors import ApiError, invalid, unsupported
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
+from outrider.edge_client.daemon.openai.tool_settings import tool_changes
+from outrider.edge_client.daemon.tools.families import FAMILIES, ToolFamily, family_of
 from outrider.edge_client.daemon.verifier_watch import VerifierWatch
-from outrider.edge_client.session.factory import Edge, create_link
+from outrider.edge_client.session.factory import Edge, create_link, draw_seed
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.session.shared_edge import Prepared, create_shared_edge
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
@@ -43,6 +48,10 @@ NEEDS_RESTART = (
 _NO_TEMPLATE = (
     "this model has no chat template: neither chat_template.jinja nor tokenizer_config.json in {} has one. "
     "Start the daemon with --chat-template FILE, or use /v1/completions"
+)
+_NO_TOOLS = (
+    "the chat template {} has no tools, or calls of a form that is not read here; there are those of "
+    + ", ".join(family.name for family in FAMILIES)
 )
 
 
@@ -93,18 +102,28 @@ class Daemon:
             message = f"the model {name!r} does not exist; {self.serve.model_name!r} does"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def prepare(self, parsed: ParsedRequest, key: str = "") -> Prepared:
-        """Returns a session for a request; encoding a long prompt takes time. A draft that keeps texts keeps them for
-        the holder of the API `key` that was shown, and for its `user` where the request names one. Raises
-        `OutriderError` and `ApiError`."""
-        config = config_of(self.config, parsed)
+    def plan(self, parsed: ParsedRequest) -> Plan:
+        """Returns what a request generates; encoding long prompts takes time. Raises `OutriderError` and `ApiError`."""
+        prompts = self._encode(parsed)
+        config = config_of(self.config, parsed, self._tool_changes(parsed))
+        seed = draw_seed() if config.seed is None else config.seed
+        echoes = [self._echo(each) if parsed.has_echo else "" for each in parsed.prompts or ("",)]
+        return Plan(config, make_choices(prompts, parsed.num_choices, seed, echoes))
+
+    def prepare(self, parsed: ParsedRequest, plan: Plan, choice: Choice, key: str = "") -> Prepared:
+        """Returns a session for one text of a request. A draft that keeps texts keeps them for the holder of the API
+        `key` that was shown, and for its `user` where the request names one. Raises `OutriderError` and `ApiError`."""
+        config = replace(plan.config, seed=choice.seed)
         owner = owner_of(key if self.keys else "", parsed.user)
         try:
-            return self._shared.prepare(self._encode(parsed), config, owner=owner)
+            return self._shared.prepare(choice.prompt_ids, config, owner=owner)
         except UsageError as error:
             cause = error.__cause__
-            if parsed.grammar_param and isinstance(cause, InvalidFieldError) and cause.field == FIELD:
-                raise invalid(parsed.grammar_param, cause.reason) from error
+            param = (
+                "tools" if parsed.tool_use is not None and not parsed.grammar_param else parsed.grammar_param
+            )
+            if param and isinstance(cause, InvalidFieldError) and cause.field == FIELD:
+                raise invalid(param, cause.reason) from error
             raise
 
     def note_slow_draft(self, mode: ExecutionMode, stats: SessionStats) -> None:
@@ -113,14 +132,37 @@ class Daemon:
             self._has_noted_slow_draft = True
             log.warning(note)
 
-    def _encode(self, parsed: ParsedRequest) -> str | Sequence[int]:
-        """Returns a completion's prompt as it is, and a chat's as token ids."""
+    def _encode(self, parsed: ParsedRequest) -> list[TokenIds]:
+        """Returns the prompts' token ids: a completion's, or those of a chat as the template has it."""
+        encode = self.edge.tokenizer.encode
         if parsed.kind is Kind.COMPLETION:
-            return parsed.prompt
+            return [tuple(encode(each) if isinstance(each, str) else each) for each in parsed.prompts]
         if self.template is None:
             message = _NO_TEMPLATE.format(self.directory)
             raise ApiError(400, message, param="messages", code="no_chat_template")
-        return self.edge.tokenizer.encode(self.template.render(parsed.messages), is_complete=True)
+        tools = [tool.definition for tool in parsed.tool_use.tools] if parsed.tool_use else None
+        return [tuple(encode(self.template.render(parsed.messages, tools), is_complete=True))]
+
+    def _echo(self, prompt: str | TokenIds) -> str:
+        return prompt if isinstance(prompt, str) else self.edge.tokenizer.decode(prompt)
+
+    def _tool_changes(self, parsed: ParsedRequest) -> dict[str, object]:
+        """Returns the settings that a request with tools needs. Raises `ApiError` where the template has none."""
+        if parsed.tool_use is None:
+            return {}
+        family = self.tool_family
+        if family is None:
+            raise unsupported(
+                "tools", _NO_TOOLS.format(self.template.origin if self.template else self.directory)
+            )
+        return tool_changes(family, parsed, self.edge.tokenizer)
+
+    @property
+    def tool_family(self) -> ToolFamily | None:
+        """Returns how the chat template has tools called; None where it has no tools, or calls of an unknown form."""
+        if self.template is None:
+            return None
+        return family_of((self.template.for_tools or self.template).source)
 
     # -------------------------------------------------------------------------------------- changes
 

@@ -54,12 +54,13 @@ def make_result(prepared: Prepared, tokenizer: EdgeTokenizer) -> Result:
     result, usage = prepared.session.result, prepared.usage
     ours = usage["outrider"]
     assert isinstance(ours, dict)
+    decode = tokenizer.decoder(list(prepared.prompt_ids), prepared.config.stop.show_special_tokens)
     return Result(
         text=result.text,
         ids=result.token_ids,
         origins=result.origins,
         is_verified=result.is_verified,
-        pieces=_split(result.text, result.token_ids, tokenizer.decoder(list(prepared.prompt_ids))),
+        pieces=_split(result.text, result.token_ids, decode),
         finish_reason=result.finish_reason,
         seed=prepared.seed,
         exact=ours["exact"],

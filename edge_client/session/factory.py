@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,12 +104,13 @@ class Edge:
             SETTINGS.branch_prior_hit_share if config.pipelining.guesses == "auto" else 0.0
         )
         window = make_window(config, conditions)
+        renew_decode = partial(self.tokenizer.decoder, prompt_ids, config.stop.show_special_tokens)
         is_observed = config.depth_policy == "optimal" or window.policy is not None or options.adapts_trees
         session = EdgeSession(
             prompt_ids,
             options,
-            decode=self.tokenizer.decoder(prompt_ids),
-            renew_decode=lambda: self.tokenizer.decoder(prompt_ids),
+            decode=renew_decode(),
+            renew_decode=renew_decode,
             verifier=_create_verifier(
                 config, options, session_id, self.surroundings, self.tokenizer.num_tokens
             ),

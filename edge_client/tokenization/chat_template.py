@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from outrider.common.errors import ModelError, UsageError
 
 TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
+TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
 Message = Mapping[str, object]
 
 
@@ -27,23 +28,27 @@ class TemplateRefusedError(UsageError):
 @dataclass(frozen=True)
 class ChatTemplate:
     """Holds a template. `source` is Jinja, `origin` the file it came from; `special_tokens` are variables in
-    it."""
+    it. `for_tools` is another that is used with tools, where the model has one."""
 
     source: str
     origin: str
     special_tokens: Mapping[str, str]
+    for_tools: ChatTemplate | None = None
 
     def check(self) -> None:
         """Raises `ModelError` where the template is not Jinja."""
         _ = self._compiled
+        if self.for_tools is not None:
+            self.for_tools.check()
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """Returns the prompt for the assistant's next message. Raises `TemplateRefusedError`."""
-        template = self._compiled
+    def render(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str:
+        """Returns the prompt for the assistant's next message, which may call `tools`. Raises
+        `TemplateRefusedError`."""
+        template = (self.for_tools or self)._compiled if tools else self._compiled
         try:
             text: str = template.render(
                 messages=list(messages),
-                tools=None,
+                tools=list(tools) if tools else None,
                 documents=None,
                 add_generation_prompt=True,
                 **self.special_tokens,
@@ -91,16 +96,30 @@ def load_chat_template(directory: Path, override: str = "") -> ChatTemplate | No
 def _find(directory: Path) -> ChatTemplate | None:
     config = _read_config(directory)
     special_tokens = _special_tokens(config)
-    path = directory / TEMPLATE_FILE
+    path, tool_path, config_path = (
+        directory / name for name in (TEMPLATE_FILE, TOOL_TEMPLATE_FILE, CONFIG_FILE)
+    )
     if path.is_file():
-        return ChatTemplate(path.read_text(encoding="utf-8"), str(path), special_tokens)
-    source = config.get("chat_template")
-    if isinstance(source, list):  # several by name
-        named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
-        source = named.get("default")
-    if not isinstance(source, str):
+        named = {"default": (path.read_text(encoding="utf-8"), path)}
+        if tool_path.is_file():
+            named["tool_use"] = (tool_path.read_text(encoding="utf-8"), tool_path)
+    else:
+        named = {name: (source, config_path) for name, source in _named(config.get("chat_template")).items()}
+    if "default" not in named:
         return None
-    return ChatTemplate(source, str(directory / CONFIG_FILE), special_tokens)
+    made = {
+        name: ChatTemplate(source, str(origin), special_tokens) for name, (source, origin) in named.items()
+    }
+    return replace(made["default"], for_tools=made.get("tool_use"))
+
+
+def _named(given: object) -> dict[str, str]:
+    """Returns a configuration's templates by name; one alone is the default."""
+    if isinstance(given, list):
+        pairs = [(each.get("name"), each.get("template")) for each in given if isinstance(each, dict)]
+    else:
+        pairs = [("default", given)]
+    return {name: source for name, source in pairs if isinstance(name, str) and isinstance(source, str)}
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

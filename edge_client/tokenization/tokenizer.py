@@ -83,14 +83,27 @@ class EdgeTokenizer:
         """Returns one token's text, of a special token its name; a part of a character is U+FFFD."""
         return self.decode([token_id])
 
-    def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
+    def token_id(self, text: str) -> int | None:
+        """Returns the id of the token that stands for a text by itself, such as `<tool_call>`; None where there is
+        none."""
+        found: int | None = self._tokenizer.token_to_id(text)
+        return found
+
+    def is_special(self, token_id: int) -> bool:
+        """Returns whether a token is special: it gives no text unless asked for."""
+        added = self._tokenizer.get_added_tokens_decoder().get(token_id)
+        return added is not None and bool(added.special)
+
+    def decoder(
+        self, prompt_ids: list[int] | None = None, has_special_tokens: bool = False
+    ) -> Callable[[int], str]:
         """Returns a new incremental decoder: it takes an id and returns the text that became complete with
         it.
 
-        Special tokens give no text, and a partial character gives none until its last token. `prompt_ids` are
-        the tokens before, so that a leading space is kept.
+        Special tokens give no text unless `has_special_tokens`, and a partial character gives none until its last
+        token. `prompt_ids` are the tokens before, so that a leading space is kept.
         """
         from tokenizers.decoders import DecodeStream
 
-        stream = DecodeStream(ids=prompt_ids or [], skip_special_tokens=True)
+        stream = DecodeStream(ids=prompt_ids or [], skip_special_tokens=not has_special_tokens)
         return lambda token_id: stream.step(self._tokenizer, token_id) or ""

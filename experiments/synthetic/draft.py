@@ -43,7 +43,9 @@ class SyntheticTokenizer:
         """Returns the token's character."""
         return bytes((token_id,)).decode(errors="replace")
 
-    def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
+    def decoder(
+        self, prompt_ids: list[int] | None = None, has_special_tokens: bool = False
+    ) -> Callable[[int], str]:
         """Returns `token_text`."""
         return self.token_text
 

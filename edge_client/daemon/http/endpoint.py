@@ -1,4 +1,4 @@
-"""Answers one POST, from its body to the last byte of its answer.
+"""Answers one POST, from its body to the last byte of its answer; its choices are generated at once, each in a turn.
 
 The client may leave at any moment, or stop reading: its session is then closed here and at the verifier, and
 its turn goes to the next request.
@@ -17,15 +17,14 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from outrider.edge_client.config.methods import judging_method
-from outrider.edge_client.core.events import EndEvent, SessionEvent, TokenEvent
-from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.daemon.activity import Entry
 from outrider.edge_client.daemon.http.access import shown_key
+from outrider.edge_client.daemon.http.answer import Answer, shown
 from outrider.edge_client.daemon.http.wire import ClientGone, Wire
-from outrider.edge_client.daemon.openai.errors import from_failure, stopping
+from outrider.edge_client.daemon.openai.choices import Choice, Plan
+from outrider.edge_client.daemon.openai.errors import from_failure
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.requests import parse_request
-from outrider.edge_client.daemon.openai.shapes import Shaper
 from outrider.edge_client.session.generation import Generation
 
 if TYPE_CHECKING:
@@ -36,7 +35,6 @@ log = logging.getLogger(__name__)
 
 _PREFIX = {Kind.COMPLETION: "cmpl-", Kind.CHAT: "chatcmpl-"}
 _SUBJECT = {Kind.COMPLETION: "prompt", Kind.CHAT: "messages"}
-_MAX_SHOWN = 8  # names of unknown fields in a header
 _GONE = 499  # in logs and metrics: the client left before its answer (nginx's number)
 
 
@@ -51,17 +49,17 @@ class GenerationEndpoint:
         request_id = _PREFIX[self._kind] + secrets.token_hex(12)
         start_s = time.perf_counter()
         facts: dict[str, object] = {"request": request_id, "route": scope["path"], "status": 200}
-        entry: Entry | None = None
+        entries: list[Entry] = []
         wire = Wire(scope, receive, send, request_id, self._daemon.serve)
         try:
             body = await wire.read_json(int(self._daemon.serve.max_body_mb * 2**20))
             is_strict = self._daemon.serve.strict_requests
             parsed = parse_request(self._kind, body, self._daemon.edge.tokenizer.num_tokens, is_strict)
             if parsed.ignored:
-                facts["ignored"] = _shown(parsed.ignored)
+                facts["ignored"] = shown(parsed.ignored)
             self._daemon.check_model(parsed.model)
-            entry = Entry(request_id, parsed, wire.client)
-            await _unless_gone(self._answer(entry, wire, shown_key(Headers(scope=scope))), wire)
+            entries += [Entry(request_id, parsed, wire.client, index) for index in range(parsed.num_texts)]
+            await _unless_gone(self._answer(parsed, entries, wire, shown_key(Headers(scope=scope))), wire)
         except ClientGone:
             facts |= {"status": _GONE, "reason": "the client left"}
         except Exception as error:
@@ -71,33 +69,59 @@ class GenerationEndpoint:
                 log.exception("a request failed", extra={"request": request_id})
             with suppress(ClientGone):
                 await wire.fail(failure)
-        facts["num_tokens"] = entry.num_sent_tokens if entry else 0
-        if entry and entry.session and (note := entry.session.result.unverified_note):
-            facts["warning"] = note
+        facts["num_tokens"] = sum(entry.num_sent_tokens for entry in entries)
+        if notes := [
+            note for each in entries if each.session and (note := each.session.result.unverified_note)
+        ]:
+            facts["warning"] = "; ".join(notes)
         facts["ms"] = round((time.perf_counter() - start_s) * 1e3, 1)
         log.info("answered", extra=facts)
         self._daemon.metrics.requests.labels(scope["path"], str(facts["status"])).inc()
 
-    async def _answer(self, entry: Entry, wire: Wire, key: str) -> None:
-        daemon, parsed = self._daemon, entry.parsed
-        daemon.activity.add(entry)
+    async def _answer(self, parsed: ParsedRequest, entries: list[Entry], wire: Wire, key: str) -> None:
+        daemon = self._daemon
+        daemon.admission.check_room(len(entries))
+        for entry in entries:
+            daemon.activity.add(entry)
         try:
-            async with daemon.admission.turn():
-                prepared = await asyncio.to_thread(daemon.prepare, parsed, key)
-                method = judging_method(prepared.config)
-                entry.begin(
-                    prepared.session, prepared.config.mode, method and str(method), prepared.num_prompt_tokens
-                )
-                generation = Generation(prepared.session, prepared.config.outage.reverify)
-                try:
-                    await self._write(entry, prepared, generation, wire)
-                finally:
-                    generation.cancel()
-                    await _to_the_end(generation)
-                    self._observe(entry, prepared)
+            plan = await asyncio.to_thread(daemon.plan, parsed)
+            answer = Answer(daemon, parsed, plan, entries[0].request_id, wire)
+            begun = [asyncio.Event() for _ in entries]
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for choice, entry in zip(plan.choices, entries, strict=True):
+                        group.create_task(self._generate(plan, choice, entry, answer, begun, key))
+            except BaseExceptionGroup as failed:
+                first = failed.exceptions[0]
+                raise first from first.__cause__
         finally:
-            daemon.activity.remove(entry)
+            for entry in entries:
+                daemon.activity.remove(entry)
         await wire.flush()
+
+    async def _generate(
+        self, plan: Plan, choice: Choice, entry: Entry, answer: Answer, begun: list[asyncio.Event], key: str
+    ) -> None:
+        """Generates one choice in a turn of its own."""
+        daemon = self._daemon
+        if choice.leader is not None:
+            await begun[choice.leader].wait()
+        async with daemon.admission.turn():
+            prepared = await asyncio.to_thread(daemon.prepare, entry.parsed, plan, choice, key)
+            method = judging_method(prepared.config)
+            entry.begin(
+                prepared.session, prepared.config.mode, method and str(method), prepared.num_prompt_tokens
+            )
+            generation = Generation(prepared.session, prepared.config.outage.reverify)
+            try:
+                first = await generation.next_batch()  # what fails before it has a status of its own
+                begun[choice.index].set()
+                await answer.write(choice, entry, prepared, generation, first)
+            finally:
+                generation.cancel()
+                await _to_the_end(generation)
+                self._observe(entry, prepared)
+                daemon.activity.remove(entry)
 
     def _observe(self, entry: Entry, prepared: Prepared) -> None:
         result, mode = prepared.session.result, prepared.config.mode
@@ -109,68 +133,6 @@ class GenerationEndpoint:
             prepared.num_prompt_tokens,
             prepared.num_reused_tokens,
         )
-
-    async def _write(self, entry: Entry, prepared: Prepared, generation: Generation, wire: Wire) -> None:
-        parsed = entry.parsed
-        shaper = Shaper(parsed, self._daemon.edge.tokenizer, entry.request_id, self._daemon.serve.model_name)
-        batch = await generation.next_batch()  # what fails before it has a status of its own
-        model = prepared.session.result.model
-        shaper.fingerprint = f"fp_{model.target_fingerprint[:12]}" if model else None
-        if parsed.is_stream:
-            await self._write_stream(entry, prepared, generation, wire, shaper, batch)
-            return
-        events = list(batch)
-        while batch := await generation.next_batch():
-            events += batch
-        _check_end(events)
-        result = prepared.session.result
-        notes = filter(None, (result.unverified_note, _ignored_note(parsed)))
-        await wire.send_json(shaper.whole(events, prepared.usage), "; ".join(notes))
-        entry.num_sent_tokens = len(result.token_ids)
-
-    async def _write_stream(
-        self,
-        entry: Entry,
-        prepared: Prepared,
-        generation: Generation,
-        wire: Wire,
-        shaper: Shaper,
-        batch: list[SessionEvent],
-    ) -> None:
-        _check_end(batch)
-        await wire.start_stream(shaper.first_chunk(), _ignored_note(entry.parsed))
-        session = prepared.session
-        live = LiveStats(session.result.stats)  # its own: it tells what is new since its last chunk
-        while batch:
-            _check_end(batch)
-            told = live.snapshot() if entry.parsed.has_tokens else None
-            warning = session.result.unverified_note if isinstance(batch[-1], EndEvent) else ""
-            await wire.send_chunks(shaper.chunks(batch, told, warning))
-            entry.num_sent_tokens += sum(isinstance(event, TokenEvent) for event in batch)
-            batch = await generation.next_batch()
-        if entry.parsed.has_usage:
-            await generation.ended()  # the last bytes are counted when the session is closed
-            await wire.send_chunks([shaper.usage_chunk(prepared.usage)])
-        await wire.end_stream()
-
-
-def _shown(names: list[str]) -> str:
-    """Returns the first of some names of a request, as a header may have them."""
-    shown = ", ".join(names[:_MAX_SHOWN])
-    safe = "".join(each if each.isascii() and each.isprintable() else "?" for each in shown)
-    return safe + (f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else "")
-
-
-def _ignored_note(parsed: ParsedRequest) -> str:
-    return f"ignored unknown fields: {_shown(parsed.ignored)}" if parsed.ignored else ""
-
-
-def _check_end(events: list[SessionEvent]) -> None:
-    """Raises `ApiError` 503 for a session that the daemon cancelled, so that its client does not take the
-    text for complete."""
-    for event in events:
-        if isinstance(event, EndEvent) and event.finish_reason == "cancelled":
-            raise stopping()
 
 
 async def _to_the_end(generation: Generation) -> None:

@@ -112,6 +112,7 @@ class _Handlers:
             "draft_runtime": runtime_of(draft),
             "draft_context": draft.max_context if draft else None,
             "has_chat_template": daemon.template is not None,
+            "tool_calls": daemon.tool_family.name if daemon.tool_family else None,
             "verifier": daemon.config.verifier,
             "verifier_reachable": state.is_reachable,
             "verifier_answer_ms": None if state.answer_ms is None else round(state.answer_ms, 2),

@@ -30,15 +30,13 @@ PASSED = frozenset(
 )
 PASSED_IN_STREAM_OPTIONS = frozenset(("continuous_usage_stats", "include_obfuscation"))
 
-_NO_TOOLS = "this server calls no tools"
+_OLD_TOOLS = "give tools and tool_choice, which replace it"
+_TOOLS_IN_CHAT = "it belongs to /v1/chat/completions"
 _NOT_BUILT = "it is not built here"
 REFUSED: dict[str, Refusal] = {
-    "n": ((1,), "one choice a request; send several requests, each with a seed of its own"),
-    "best_of": ((1,), "one choice a request"),
     "use_beam_search": ((False,), _NOT_BUILT),
     "length_penalty": ((1, 1.0), "it goes with beam search"),
     "early_stopping": ((False,), "it goes with beam search"),
-    "skip_special_tokens": ((True,), "special tokens give no text here"),
     "include_stop_str_in_output": ((False,), "text ends before its stop string"),
     "prompt_logprobs": ((), "log-probabilities are those of generated tokens"),
     "allowed_token_ids": (([],), "give a grammar, or logit_bias"),
@@ -61,16 +59,14 @@ REFUSED: dict[str, Refusal] = {
     "lora": (([],), "there is one model"),
 }
 REFUSED_IN_COMPLETIONS: dict[str, Refusal] = {
-    "echo": ((False,), "the prompt is not sent back"),
+    "tools": (([],), _TOOLS_IN_CHAT),
+    "tool_choice": (("none",), _TOOLS_IN_CHAT),
     "suffix": (("",), "text is continued, not filled in"),
 }
 REFUSED_IN_CHAT: dict[str, Refusal] = {
-    "echo": ((False,), "the prompt is not sent back"),
-    "tools": (([],), _NO_TOOLS),
-    "tool_choice": (("none", "auto"), _NO_TOOLS),  # without tools auto is none
-    "parallel_tool_calls": ((True, False), _NO_TOOLS),
-    "functions": (([],), _NO_TOOLS),
-    "function_call": (("none",), _NO_TOOLS),
+    "echo": ((False,), "messages are not sent back"),
+    "functions": (([],), _OLD_TOOLS),
+    "function_call": (("none",), _OLD_TOOLS),
     "add_generation_prompt": ((True,), "an answer follows the messages"),
     "continue_final_message": ((False,), "an answer follows the messages"),
     "chat_template": ((), "the template is the daemon's (--chat-template)"),

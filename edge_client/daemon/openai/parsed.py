@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.common.types import TokenIds
+from outrider.edge_client.daemon.tools.request import ToolUse
 
 
 class Kind(enum.StrEnum):
@@ -22,8 +23,11 @@ class ParsedRequest:
     """Holds one request. `changes` are settings of `RunConfig`, by key, for this request alone."""
 
     kind: Kind
-    prompt: str | TokenIds = ""  # of a completion
+    prompts: tuple[str | TokenIds, ...] = ()  # of a completion
     messages: tuple[Mapping[str, object], ...] = ()  # of a chat
+    tool_use: ToolUse | None = None  # of a chat whose answer may call tools
+    num_choices: int = 1  # for each prompt
+    has_echo: bool = False  # a completion's text begins with its prompt
     model: str | None = None
     is_stream: bool = False
     has_usage: bool = False  # a stream's last chunk tells the usage
@@ -34,3 +38,8 @@ class ParsedRequest:
     grammar_param: str = ""  # the field that says what the text obeys
     ignored: list[str] = field(default_factory=list)  # fields that nothing here knows
     changes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_texts(self) -> int:
+        """Returns how many texts are generated: choices of all prompts."""
+        return self.num_choices * max(1, len(self.prompts))

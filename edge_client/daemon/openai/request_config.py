@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from outrider.edge_client.config.request_config import NoEffectError, request_config
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.daemon.openai.errors import unsupported
 from outrider.edge_client.daemon.openai.parsed import ParsedRequest
 
 
-def config_of(base: RunConfig, parsed: ParsedRequest) -> RunConfig:
-    """Returns the request's configuration. Raises `ApiError` naming a setting of the request that would have
-    no effect."""
+def config_of(
+    base: RunConfig, parsed: ParsedRequest, tool_changes: Mapping[str, object] | None = None
+) -> RunConfig:
+    """Returns the request's configuration, with what its tools need (`tool_changes`). Raises `ApiError` naming a
+    setting of the request that would have no effect."""
     num_top = parsed.num_top_logprobs
-    changes = {**parsed.changes, "logprobs": 0 if num_top is None else max(1, num_top)}
+    changes = {
+        **parsed.changes,
+        **(tool_changes or {}),
+        "logprobs": 0 if num_top is None else max(1, num_top),
+    }
     if parsed.seed is not None:
         changes["seed"] = parsed.seed
     try:

@@ -1,8 +1,8 @@
 """Reads a request's JSON into a `ParsedRequest`.
 
 `null` counts as not given. A known field is read, has no say (`neutral.PASSED`), or is refused by name where it asks
-for what is not built: `n: 1` and `echo: false` ask for what is done anyway. One that nothing here knows is ignored, and
-the answer says so; `is_strict` refuses it too.
+for what is not built: `use_beam_search: false` asks for what is done anyway. One that nothing here knows is ignored,
+and the answer says so; `is_strict` refuses it too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from outrider.edge_client.daemon.openai import fields
 from outrider.edge_client.daemon.openai.errors import ApiError, invalid, unsupported
 from outrider.edge_client.daemon.openai.extras import read_extras
 from outrider.edge_client.daemon.openai.grammars import READERS
+from outrider.edge_client.daemon.openai.messages import read_messages
 from outrider.edge_client.daemon.openai.neutral import (
     PASSED,
     PASSED_IN_STREAM_OPTIONS,
@@ -23,9 +24,11 @@ from outrider.edge_client.daemon.openai.neutral import (
     check_neutral,
 )
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
+from outrider.edge_client.daemon.openai.tool_fields import read_tools
 
 MAX_TOKENS = 2**31 - 1
 MAX_TOP_LOGPROBS = 20
+_OF_TOOLS = ("tools", "tool_choice", "parallel_tool_calls")  # read together
 _Reader = Callable[[ParsedRequest, str, object], None]
 
 
@@ -47,12 +50,14 @@ def parse_request(kind: Kind, body: object, num_tokens: int, is_strict: bool = F
             _read_subject(parsed, name, value, num_tokens)
         elif name == "outrider":
             read_extras(parsed, fields.section(name, value))
-        elif name in PASSED:
+        elif name in PASSED or (name in _OF_TOOLS and kind is Kind.CHAT):
             continue
         elif is_strict:
-            raise _unknown(name, (*known, *refused, *PASSED, "prompt", "messages", "outrider"))
+            raise _unknown(name, (*known, *refused, *PASSED, *_OF_TOOLS, "prompt", "messages", "outrider"))
         else:
             parsed.ignored.append(name[: fields.MAX_NAME_CHARS])
+    if kind is Kind.CHAT:
+        parsed.tool_use = read_tools(given, parsed.ignored)
     if is_strict and parsed.ignored:
         raise _unknown(parsed.ignored[0], ())
     _check_whole(parsed, given)
@@ -61,9 +66,9 @@ def parse_request(kind: Kind, body: object, num_tokens: int, is_strict: bool = F
 
 def _read_subject(parsed: ParsedRequest, name: str, value: object, num_tokens: int) -> None:
     if name == "messages" and parsed.kind is Kind.CHAT:
-        parsed.messages = fields.messages(name, value, parsed.ignored)
+        parsed.messages = read_messages(name, value, parsed.ignored)
     elif name == "prompt" and parsed.kind is Kind.COMPLETION:
-        parsed.prompt = fields.prompt(name, value, num_tokens)
+        parsed.prompts = fields.prompts(name, value, num_tokens)
     else:
         route = "/v1/chat/completions" if name == "messages" else "/v1/completions"
         raise unsupported(name, f"it belongs to {route}")
@@ -79,6 +84,10 @@ def _check_whole(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
         raise invalid("outrider.tokens", "goes with stream: true")
     if "top_logprobs" in given and not given.get("logprobs"):
         raise invalid("top_logprobs", "goes with logprobs: true")
+    if given.get("best_of", parsed.num_choices) != parsed.num_choices:
+        raise unsupported("best_of", "all choices are returned; give n")
+    if parsed.num_texts > fields.MAX_CHOICES:
+        raise invalid("n", f"times the prompts is {parsed.num_texts}; at most {fields.MAX_CHOICES}")
     names = ("max_tokens", "max_completion_tokens")
     if len({given[name] for name in names if name in given}) > 1:
         raise invalid("max_completion_tokens", "differs from max_tokens; they mean the same, give one")
@@ -159,10 +168,17 @@ _COMMON |= READERS | {  # vLLM's and llama-server's, which mean here what they m
     "stop_token_ids": _setting("stop_token_id", fields.token_ids),
     "bad_words": _setting("bad_word", fields.stops),
     "max_completion_tokens": _READ_MAX_TOKENS,
+    "skip_special_tokens": _setting(
+        "show_special_tokens", lambda name, value: not fields.boolean(name, value)
+    ),
+    "n": _attribute("num_choices", lambda name, value: fields.integer(name, value, 1, fields.MAX_CHOICES)),
+    "best_of": lambda parsed, name, value: None,  # as n, which is looked at in the end
     "n_predict": _read_num_predict,
     "num_predict": _read_num_predict,
 }
-_COMPLETION: dict[str, _Reader] = {}
+_COMPLETION: dict[str, _Reader] = {
+    "echo": _attribute("has_echo", fields.boolean),
+}
 _CHAT: dict[str, _Reader] = {
     "top_logprobs": _read_top_logprobs,
 }

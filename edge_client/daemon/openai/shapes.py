@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from outrider.common.types import FinishReason
 from outrider.edge_client.core.events import EndEvent, MarkClearedEvent, SessionEvent, TokenEvent
+from outrider.edge_client.daemon.openai.choices import Choice
 from outrider.edge_client.daemon.openai.logprobs import chat_logprobs, completion_logprobs
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
+from outrider.edge_client.daemon.tools.families import ToolFamily
+from outrider.edge_client.daemon.tools.reader import CallDelta, CallReader, Delta, TextDelta
+from outrider.edge_client.daemon.tools.request import ToolChoice
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 _FINISH = {
@@ -19,17 +24,63 @@ _FINISH = {
 _Object = dict[str, object]
 
 
-class Shaper:
-    """Makes the answer to one request out of its events. `fingerprint` is the target's, set once it is
-    known."""
+class AnswerHead:
+    """Makes what all parts of one answer begin with. `fingerprint` is the target's, set once it is known."""
 
-    def __init__(self, parsed: ParsedRequest, tokenizer: EdgeTokenizer, request_id: str, model: str) -> None:
+    def __init__(self, parsed: ParsedRequest, request_id: str, model: str) -> None:
         self.fingerprint: str | None = None
-        self._parsed = parsed
-        self._tokenizer = tokenizer
+        self._name = "chat.completion" if parsed.kind is Kind.CHAT else "text_completion"
+        self._has_usage = parsed.has_usage
         self._id, self._model = request_id, model
         self._created = int(time.time())
-        self._num_chars = 0  # of text in chunks so far
+
+    def whole(self, choices: Sequence[_Object], usage: _Object) -> _Object:
+        """Returns the complete answer."""
+        return {**self._head(self._name), "choices": list(choices), "usage": usage}
+
+    def chunk(self, choice: _Object) -> _Object:
+        """Returns one chunk of a stream."""
+        chunk = {**self._head(self._chunk_name), "choices": [choice]}
+        if self._has_usage:
+            chunk["usage"] = None  # as OpenAI's: only the last chunk has it
+        return chunk
+
+    def usage_chunk(self, usage: _Object) -> _Object:
+        """Returns the last chunk, which has the usage."""
+        return {**self._head(self._chunk_name), "choices": [], "usage": usage}
+
+    @property
+    def _chunk_name(self) -> str:
+        return f"{self._name}.chunk" if self._name == "chat.completion" else self._name
+
+    def _head(self, name: str) -> _Object:
+        return {
+            "id": self._id,
+            "object": name,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+
+class Shaper:
+    """Makes one choice of an answer out of its events. `family` is how the template has tools called."""
+
+    def __init__(
+        self,
+        parsed: ParsedRequest,
+        tokenizer: EdgeTokenizer,
+        head: AnswerHead,
+        choice: Choice,
+        family: ToolFamily | None,
+    ) -> None:
+        self._parsed, self._tokenizer, self._head, self._choice = parsed, tokenizer, head, choice
+        self._num_chars = len(choice.echo)  # of text so far
+        self._calls: CallReader | None = None
+        if (use := parsed.tool_use) is not None:
+            assert family is not None, "requests with tools are refused without one"
+            names = [tool.name for tool in use.callable]
+            self._calls = CallReader(family, names, use.max_calls(family.max_calls))
 
     @property
     def _is_chat(self) -> bool:
@@ -37,63 +88,68 @@ class Shaper:
 
     # --------------------------------------------------------------------------------------- whole
 
-    def whole(self, events: Sequence[SessionEvent], usage: _Object) -> _Object:
-        """Returns the complete answer."""
+    def whole(self, events: Sequence[SessionEvent]) -> _Object:
+        """Returns the complete choice."""
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         text = "".join(event.text for event in events if isinstance(event, TokenEvent | EndEvent))
-        finish = next(_FINISH.get(e.finish_reason) for e in reversed(events) if isinstance(e, EndEvent))
+        deltas = self._split(text, is_end=True)
+        finish = next(self._finish(e) for e in reversed(events) if isinstance(e, EndEvent))
         if self._is_chat:
-            message = {"role": "assistant", "content": text, "refusal": None}
-            choice: _Object = {"index": 0, "message": message}
+            choice: _Object = {"message": _message(deltas)}
         else:
-            choice = {"index": 0, "text": text}
-        choice |= {"logprobs": self._logprobs(tokens), "finish_reason": finish}
-        name = "chat.completion" if self._is_chat else "text_completion"
-        return {**self._head(name), "choices": [choice], "usage": usage}
+            choice = {"text": self._choice.echo + text}
+        about = {"logprobs": self._logprobs(tokens), "finish_reason": finish}
+        return {"index": self._choice.index, **choice, **about}
 
     # -------------------------------------------------------------------------------------- chunks
 
     def first_chunk(self) -> _Object | None:
-        """Returns the chunk with the role that a chat's stream begins with; None for a completion."""
-        if not self._is_chat:
-            return None
-        return self._chunk({"index": 0, "delta": {"role": "assistant", "content": ""}}, None, None)
+        """Returns the chunk that a choice's stream begins with: a chat's role, a completion's echo, if any."""
+        if self._is_chat:
+            return self._chunk({"delta": {"role": "assistant", "content": ""}}, None, None)
+        return self._chunk({"text": self._choice.echo}, None, None) if self._choice.echo else None
 
     def chunks(
         self, events: Sequence[SessionEvent], live: _Object | None, warning: str = ""
     ) -> list[_Object]:
-        """Returns the chunks for a batch of events: one where it shows something, and one for the end, with
+        """Returns the chunks for a batch of events: those that show something, and one for the end, with
         `warning` if there is one. `live` goes with the first where the request asked for tokens."""
         tokens = [event for event in events if isinstance(event, TokenEvent)]
         cleared = [event.index for event in events if isinstance(event, MarkClearedEvent)]
         end = next((event for event in events if isinstance(event, EndEvent)), None)
         text = "".join(event.text for event in tokens) + (end.text if end else "")
         extras = self._extras(tokens, cleared, live) if self._parsed.has_tokens else None
-        made = []
-        if text or extras is not None or (tokens and self._parsed.num_top_logprobs is not None):
-            made.append(self._chunk(self._delta(text), self._logprobs(tokens), None, extras))
+        deltas: list[Delta] = self._split(text, end is not None)
+        if not deltas and (extras is not None or (tokens and self._parsed.num_top_logprobs is not None)):
+            deltas = [TextDelta("")]
+        made: list[_Object] = []
+        for delta in deltas:
+            is_first = not made
+            logprobs = self._logprobs(tokens) if is_first else None
+            made.append(self._chunk(self._delta(delta), logprobs, None, extras if is_first else None))
         if end is not None:
-            last = self._chunk(self._delta(""), None, _FINISH.get(end.finish_reason))
+            last = self._chunk(self._delta(TextDelta("")), None, self._finish(end))
             made.append({**last, "outrider_warning": warning} if warning else last)
         self._num_chars += len(text)
         return made
 
-    def usage_chunk(self, usage: _Object) -> _Object:
-        """Returns the last chunk, which has the usage."""
-        return {**self._head(self._chunk_name), "choices": [], "usage": usage}
+    def _split(self, text: str, is_end: bool) -> list[Delta]:
+        if self._calls is None:
+            return [TextDelta(text)] if text else []
+        return self._calls.feed(text) + (self._calls.end() if is_end else [])
 
-    def _delta(self, text: str) -> _Object:
+    def _delta(self, delta: Delta) -> _Object:
+        if isinstance(delta, CallDelta):
+            return {"delta": {"tool_calls": [{"index": delta.index, **_call(delta)}]}}
         if self._is_chat:
-            return {"index": 0, "delta": {"content": text} if text else {}}
-        return {"index": 0, "text": text}
+            return {"delta": {"content": delta.text} if delta.text else {}}
+        return {"text": delta.text}
 
     def _chunk(
         self, choice: _Object, logprobs: _Object | None, finish: str | None, extras: _Object | None = None
     ) -> _Object:
-        choice = {**choice, "logprobs": logprobs, "finish_reason": finish}
-        chunk = {**self._head(self._chunk_name), "choices": [choice]}
-        if self._parsed.has_usage:
-            chunk["usage"] = None  # as OpenAI's: only the last chunk has it
+        about = {"logprobs": logprobs, "finish_reason": finish}
+        chunk = self._head.chunk({"index": self._choice.index, **choice, **about})
         if extras is not None:
             chunk["outrider"] = extras
         return chunk
@@ -117,18 +173,14 @@ class Shaper:
 
     # -------------------------------------------------------------------------------------- common
 
-    @property
-    def _chunk_name(self) -> str:
-        return "chat.completion.chunk" if self._is_chat else "text_completion"
-
-    def _head(self, name: str) -> _Object:
-        return {
-            "id": self._id,
-            "object": name,
-            "created": self._created,
-            "model": self._model,
-            "system_fingerprint": self.fingerprint,
-        }
+    def _finish(self, end: EndEvent) -> str | None:
+        """Returns the finish reason: `tool_calls` of a text that ended with calls of the model's own choice."""
+        reason = _FINISH.get(end.finish_reason)
+        use = self._parsed.tool_use
+        is_called = self._calls is not None and self._calls.num_calls > 0
+        if reason == "stop" and is_called and use is not None and use.choice is not ToolChoice.NAMED:
+            return "tool_calls"
+        return reason
 
     def _logprobs(self, tokens: Sequence[TokenEvent]) -> _Object | None:
         num_top = self._parsed.num_top_logprobs
@@ -137,3 +189,23 @@ class Shaper:
         if self._is_chat:
             return chat_logprobs(self._tokenizer, tokens, num_top)
         return completion_logprobs(self._tokenizer, tokens, num_top, self._num_chars)
+
+
+def _message(deltas: Sequence[Delta]) -> _Object:
+    text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    calls: list[CallDelta] = []
+    for delta in deltas:
+        if isinstance(delta, CallDelta):
+            if delta.call_id:
+                calls.append(delta)
+            else:
+                calls[-1] = replace(calls[-1], arguments=calls[-1].arguments + delta.arguments)
+    message: _Object = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+    return {**message, "tool_calls": [_call(call) for call in calls]} if calls else message
+
+
+def _call(delta: CallDelta) -> _Object:
+    if not delta.call_id:
+        return {"function": {"arguments": delta.arguments}}
+    function = {"name": delta.name, "arguments": delta.arguments}
+    return {"id": delta.call_id, "type": "function", "function": function}

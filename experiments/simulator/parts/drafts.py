@@ -330,6 +330,8 @@ class SimulatedTokenizer:
         """Returns a dot for every token."""
         return "."
 
-    def decoder(self, prompt_ids: list[int] | None = None) -> Callable[[int], str]:
+    def decoder(
+        self, prompt_ids: list[int] | None = None, has_special_tokens: bool = False
+    ) -> Callable[[int], str]:
         """Returns `token_text`."""
         return self.token_text

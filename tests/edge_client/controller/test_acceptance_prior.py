@@ -169,7 +169,7 @@ def test_sessions_of_one_edge_share_their_experience() -> None:
         def encode(self, text: str) -> list[int]:
             return list(PROMPT)
 
-        def decoder(self, prompt_ids: Sequence[int]) -> object:
+        def decoder(self, prompt_ids: Sequence[int], has_special_tokens: bool) -> object:
             return lambda token_id: ""
 
     edge = Edge(run_config(mode="cloud-only"), Tokenizer(), None, 0.0, ())  # type: ignore[arg-type]

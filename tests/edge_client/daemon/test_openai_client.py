@@ -129,8 +129,8 @@ def test_a_bias_and_the_extras_reach_the_decoding(client: openai.OpenAI) -> None
 @pytest.mark.parametrize(
     ("options", "param", "code"),
     [
-        ({"n": 2}, "n", "unsupported_parameter"),
-        ({"echo": True}, "echo", "unsupported_parameter"),
+        ({"n": 200}, "n", "invalid_value"),
+        ({"best_of": 2}, "best_of", "unsupported_parameter"),
         ({"temperature": -1}, "temperature", "invalid_value"),
         ({"max_tokens": 0}, "max_tokens", "invalid_value"),
         ({"prompt": ""}, "prompt", "invalid_value"),

@@ -79,7 +79,7 @@ FOREIGN = {
     "stop_token_ids": [5],
     "bad_words": ["x"],
     "n_predict": 7,
-    "skip_special_tokens": True,
+    "skip_special_tokens": False,
     "cache_prompt": True,
     "continue_final_message": False,
     "store": True,
@@ -102,6 +102,7 @@ def test_fields_of_other_servers_mean_what_they_mean_there_or_change_nothing() -
         "stop_token_id": (5,),
         "bad_word": ("x",),
         "max_new_tokens": 7,
+        "show_special_tokens": True,
     }
     assert parsed.has_usage and not parsed.ignored
     config = config_of(RunConfig(), completion(top_k=4, ignore_eos=True, min_tokens=2, n_predict=-1))
@@ -124,6 +125,16 @@ def test_unknown_fields_are_ignored_and_named_unless_requests_are_strict() -> No
         parse_request(Kind.CHAT, {"messages": [USER], "temprature": 1}, NUM_TOKENS, is_strict=True)
 
 
+def function(name: str, **fields: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": name, **fields}}
+
+
+def called(arguments: str) -> dict[str, object]:
+    call = {"id": "1", **function("a", arguments=arguments)}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+TOOL = function("a")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
@@ -161,10 +172,25 @@ def test_what_the_text_must_obey_is_read_in_the_words_of_openai_and_vllm(
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
-    [("a", "a"), (["a"], "a"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2))],
+    [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ((1, 2),)), ([[1, 2], "b"], ((1, 2), "b"))],
 )
-def test_a_prompt_is_text_or_ids_or_a_list_of_one(prompt: object, expected: object) -> None:
-    assert completion(prompt=prompt).prompt == expected
+def test_a_prompt_is_text_or_ids_or_a_list_of_them(prompt: object, expected: object) -> None:
+    assert completion(prompt=prompt).prompts == expected
+
+
+def test_tools_are_read_and_calls_become_what_templates_take() -> None:
+    asked = chat(tools=[{**TOOL, "colour": 1}, function("b", strict=True)], parallel_tool_calls=False)
+    use = asked.tool_use
+    assert use is not None and use.choice == "auto" and not use.is_forced and use.max_calls(9) == 1
+    assert [tool.is_strict for tool in use.tools] == [False, True] and asked.ignored == ["tools[0].colour"]
+    assert "strict" not in str(use.tools[1].definition), "it is for this server, not for the model"
+    named = chat(tools=[TOOL, function("b")], tool_choice=function("b")).tool_use
+    assert named is not None and [tool.name for tool in named.callable] == ["b"] and named.max_calls(9) == 1
+    assert chat(tools=[TOOL], tool_choice="none").tool_use is None
+    (message,) = chat(messages=[called('{"x": 1}')]).messages
+    about = {"name": "a", "arguments": {"x": 1}}
+    assert message["tool_calls"] == [{"id": "1", "type": "function", "function": about}]
+    assert message["content"] == ""
 
 
 def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
@@ -176,10 +202,14 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
 @pytest.mark.parametrize(
     ("kind", "fields", "param", "word"),
     [
-        ("completion", {"n": True}, "n", "one choice"),
-        ("completion", {"best_of": 3}, "best_of", "one choice"),
+        ("completion", {"n": True}, "n", "integer"),
+        ("completion", {"n": 129}, "n", "from 1 to 128"),
+        ("completion", {"n": 100, "prompt": ["a", "b"]}, "n", "is 200"),
+        ("completion", {"best_of": 3}, "best_of", "give n"),
         ("completion", {"suffix": "x"}, "suffix", "filled in"),
-        ("completion", {"prompt": ["a", "b"]}, "prompt", "2 prompts"),
+        ("completion", {"prompt": ["a", ""]}, "prompt[1]", "empty"),
+        ("completion", {"prompt": ["a", [NUM_TOKENS]]}, "prompt[1]", "from 0 to 999"),
+        ("completion", {"tools": [TOOL]}, "tools", "/v1/chat/completions"),
         ("completion", {"prompt": [1, NUM_TOKENS]}, "prompt", "from 0 to 999"),
         ("completion", {"prompt": [1, "a"]}, "prompt", "integer"),
         ("completion", {"messages": [USER]}, "messages", "/v1/chat/completions"),
@@ -220,14 +250,27 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("completion", {"outrider": {"bad_word": ["a"] * 257}}, "outrider.bad_word", "at most 256"),
         ("completion", {"outrider": {"timeout_ms": math.inf}}, "outrider.timeout_ms", "at most"),
         ("completion", {"outrider": {"recover_timeout_s": 1e300}}, "outrider.recover_timeout_s", "at most"),
-        ("chat", {"tools": [{}]}, "tools", "no tools"),
+        ("chat", {"tools": {}}, "tools", "a list"),
+        ("chat", {"tools": [{}]}, "tools[0].type", "function"),
+        ("chat", {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "text"),
+        ("chat", {"tools": [function("a b")]}, "tools[0].function.name", "a-z"),
+        ("chat", {"tools": [function("a", parameters=[])]}, "tools[0].function.parameters", "object"),
+        ("chat", {"tools": [TOOL, TOOL]}, "tools", "one name"),
+        ("chat", {"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "required"),
+        ("chat", {"tools": [TOOL], "tool_choice": function("b")}, "tool_choice.function.name", "not among"),
+        ("chat", {"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
+        ("chat", {"tool_choice": "required"}, "tool_choice", "goes with tools"),
+        ("chat", {"functions": [{}]}, "functions", "tool_choice"),
         ("chat", {"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
         ("chat", {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "object"),
         ("chat", {"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
         ("chat", {"logprobs": 2}, "logprobs", "true or false"),
         ("chat", {"max_tokens": 2, "max_completion_tokens": 3}, "max_completion_tokens", "differs"),
         ("chat", {"messages": []}, "messages", "empty"),
-        ("chat", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "tool"),
+        ("chat", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "tool"),
+        ("chat", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "text"),
+        ("chat", {"messages": [called("{")]}, "messages[0].tool_calls[0].function.arguments", "no JSON"),
+        ("chat", {"messages": [called("[]")]}, "messages[0].tool_calls[0].function.arguments", "object"),
         ("chat", {"messages": [{"role": "user"}]}, "messages[0].content", "text"),
         ("chat", {"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls", "role, content"),
         (

@@ -1,0 +1,118 @@
+"""Several texts of one request: `n`, several prompts, `echo`; whole and streamed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from support.daemon.daemons import DaemonProcess, running_daemon, wait_until
+
+from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.edge_client.daemon.openai.choices import choice_seed, make_choices
+
+PROMPT = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return"
+
+
+def complete(client: openai.OpenAI, prompt: object, **fields: Any) -> Any:
+    common = {"model": "outrider", "max_tokens": 12, "seed": 11}
+    return client.completions.create(prompt=prompt, **{**common, **fields})
+
+
+def test_choices_have_seeds_of_their_own_and_say_which(client: openai.OpenAI) -> None:
+    answer = complete(client, PROMPT, n=3)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    about = answer.usage.outrider["choices"]
+    seeds = [each["seed"] for each in about]
+    assert seeds[0] == 11 and len(set(seeds)) == 3
+    num_new = 0
+    for choice, seed in zip(answer.choices, seeds, strict=True):
+        alone = complete(client, PROMPT, seed=seed)
+        assert alone.choices[0].text == choice.text
+        num_new += alone.usage.completion_tokens
+    assert answer.usage.completion_tokens == num_new
+    assert answer.usage.prompt_tokens == alone.usage.prompt_tokens, "the prompt is counted once"
+
+
+def test_streamed_choices_are_the_same_and_end_each_by_itself(client: openai.OpenAI) -> None:
+    messages: Any = [{"role": "user", "content": "Write a line."}]
+    fields: Any = {
+        "model": "outrider",
+        "messages": messages,
+        "max_tokens": 24,
+        "seed": 3,
+        "n": 3,
+        "stop": ["e"],
+    }
+    whole = client.chat.completions.create(**fields)
+    texts, ends = ["", "", ""], [""] * 3
+    for chunk in client.chat.completions.create(**fields, stream=True):
+        (choice,) = chunk.choices
+        texts[choice.index] += choice.delta.content or ""
+        assert not ends[choice.index], "nothing follows a choice's end"
+        ends[choice.index] = choice.finish_reason or ""
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert ends == [choice.finish_reason for choice in whole.choices]
+    assert all("e" not in text for text in texts) and len(set(texts)) > 1
+
+
+def test_several_prompts_are_answered_in_order_each_with_the_seed(client: openai.OpenAI) -> None:
+    prompts = [PROMPT, "x = ", [5, 6, 7]]
+    answer = complete(client, prompts, n=2)
+    assert [choice.index for choice in answer.choices] == list(range(6))
+    for index, prompt in enumerate(prompts):
+        assert answer.choices[2 * index].text == complete(client, prompt).choices[0].text
+
+
+def test_choices_share_what_the_verifier_has_read(verifier: VerifierServer) -> None:
+    prompt = [1 + index % 500 for index in range(200)]
+    with running_daemon(f"127.0.0.1:{verifier.port}", "--draft-cache-mb", "0") as process:
+        observer = verifier.engine.observer
+        before = observer.num_hit_tokens
+        with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none") as client:
+            complete(client, prompt, n=3)
+        assert observer.num_hit_tokens - before >= 2 * 192
+
+
+def test_echo_gives_the_prompt_back_before_the_text(client: openai.OpenAI) -> None:
+    text = complete(client, PROMPT).choices[0].text
+    assert complete(client, PROMPT, echo=True).choices[0].text == PROMPT + text
+    ids = [5, 6, 7]
+    echoed = complete(client, ids, echo=True).choices[0].text
+    assert echoed.endswith(complete(client, ids).choices[0].text) and echoed != text
+    pieces = [chunk.choices[0].text for chunk in complete(client, PROMPT, echo=True, stream=True)]
+    assert pieces[0] == PROMPT and "".join(pieces) == PROMPT + text
+
+
+def test_more_texts_than_the_daemon_takes_are_refused_whole(verifier: VerifierServer) -> None:
+    flags = ("--max-requests", "1", "--max-queue", "2")
+    with running_daemon(f"127.0.0.1:{verifier.port}", *flags) as process:
+        with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none", max_retries=0) as client:
+            with pytest.raises(openai.BadRequestError, match="takes 3 at a time"):
+                complete(client, PROMPT, n=4)
+            assert len(complete(client, PROMPT, n=3).choices) == 3
+            stream = complete(client, PROMPT, max_tokens=400, stream=True, extra_body={"ignore_eos": True})
+            with pytest.raises(openai.RateLimitError):
+                complete(client, PROMPT, n=3)
+            stream.close()
+        assert wait_until(lambda: process.num_requests() == 0)
+
+
+def test_a_client_that_leaves_ends_all_its_choices(daemon: DaemonProcess, client: openai.OpenAI) -> None:
+    body = {"ignore_eos": True}
+    stream = complete(client, PROMPT, n=3, max_tokens=2000, stream=True, extra_body=body)
+    next(iter(stream))
+    sessions = httpx.get(f"{daemon.url}/v1/sessions").json()["data"]
+    assert len({each["id"] for each in sessions}) == 3
+    stream.close()
+    assert wait_until(lambda: daemon.num_requests() == 0)
+
+
+def test_the_first_choice_keeps_the_seed_and_leaders_share_a_block() -> None:
+    long, other = tuple(range(40)), (*range(30), 7)
+    choices = make_choices([long, (1, 2), other], 2, 5, ["", "", ""])
+    assert [choice.seed for choice in choices] == [5, choice_seed(5, 1)] * 3
+    assert [choice.leader for choice in choices] == [None, 0, None, None, 0, 0]
+    assert [choice.is_first_of_prompt for choice in choices] == [True, False] * 3
+    assert choice_seed(5, 1) != choice_seed(5, 2) != choice_seed(6, 2)
