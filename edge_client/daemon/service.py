@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.config.loader import Loaded, value_of, with_values
-from outrider.common.errors import InvalidFieldError, UsageError
+from outrider.common.errors import InvalidFieldError, RoundFailedError, UsageError
 from outrider.common.grammar.vocabulary import FIELD
-from outrider.common.types import TokenIds
+from outrider.common.types import TokenIds, TokenLogprobs
 from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.config.request_settings import OF_DRAFT
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
@@ -29,6 +29,7 @@ from outrider.edge_client.daemon.openai.tool_settings import tool_changes
 from outrider.edge_client.daemon.tools.families import FAMILIES, ToolFamily, family_of
 from outrider.edge_client.daemon.verifier_watch import VerifierWatch
 from outrider.edge_client.session.factory import Edge, create_link, draw_seed
+from outrider.edge_client.session.scoring import text_logprobs
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.session.shared_edge import Prepared, create_shared_edge
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
@@ -49,6 +50,7 @@ _NO_TEMPLATE = (
     "this model has no chat template: neither chat_template.jinja nor tokenizer_config.json in {} has one. "
     "Start the daemon with --chat-template FILE, or use /v1/completions"
 )
+_NO_SCORES = "with echo it takes the method threshold, which this verifier does not offer (its --methods)"
 _NO_TOOLS = (
     "the chat template {} has no tools, or calls of a form that is not read here; there are those of "
     + ", ".join(family.name for family in FAMILIES)
@@ -124,6 +126,19 @@ class Daemon:
             )
             if param and isinstance(cause, InvalidFieldError) and cause.field == FIELD:
                 raise invalid(param, cause.reason) from error
+            raise
+
+    def score(self, plan: Plan, choice: Choice) -> list[TokenLogprobs | None]:
+        """Returns the target's log-probabilities of a prompt's tokens after the first. Raises `OutriderError`, and
+        `ApiError` where this verifier does not tell them."""
+        config, ids = plan.config, choice.prompt_ids
+        link = create_link(config, session_id := new_session_id())
+        try:
+            recover_s = config.outage.recover_timeout_s
+            return text_logprobs(link, session_id, ids[:1], ids[1:], config.logprobs, recover_s)
+        except RoundFailedError as error:
+            if error.error.field == "method":
+                raise unsupported("logprobs", _NO_SCORES) from error
             raise
 
     def note_slow_draft(self, mode: ExecutionMode, stats: SessionStats) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from outrider.common.types import TokenLogprobs
 from outrider.edge_client.core.events import EndEvent, SessionEvent, TokenEvent
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.daemon.activity import Entry
@@ -43,11 +44,12 @@ class Answer:
         prepared: Prepared,
         generation: Generation,
         first: list[SessionEvent],
+        prompt_logprobs: Sequence[TokenLogprobs | None],
     ) -> None:
         """Writes one choice, whose events begin with `first`. Raises what its session raises."""
         model = prepared.session.result.model
         self._head.fingerprint = f"fp_{model.target_fingerprint[:12]}" if model else None
-        shaper = Shaper(self._parsed, self._tokenizer, self._head, choice, self._family)
+        shaper = Shaper(self._parsed, self._tokenizer, self._head, choice, self._family, prompt_logprobs)
         if self._parsed.is_stream:
             await self._stream(shaper, entry, prepared, generation, first)
         else:
@@ -90,12 +92,15 @@ class Answer:
             if ignored := ignored_note(self._parsed):
                 notes.append(ignored)
             choices = [self._whole[choice.index] for choice in self._plan.choices]
-            whole = self._head.whole(choices, usage_of(self._plan.choices, ended))
+            whole = self._head.whole(choices, self._usage(ended))
             await self._wire.send_json(whole, "; ".join(notes[:_MAX_SHOWN]))
             return
         if self._parsed.has_usage:
-            await self._wire.send_chunks([self._head.usage_chunk(usage_of(self._plan.choices, ended))])
+            await self._wire.send_chunks([self._head.usage_chunk(self._usage(ended))])
         await self._wire.end_stream()
+
+    def _usage(self, ended: Sequence[Prepared]) -> dict[str, object]:
+        return usage_of(self._plan.choices, ended, self._parsed.is_prompt_only)
 
 
 async def _all_events(generation: Generation, first: list[SessionEvent]) -> Sequence[SessionEvent]:

@@ -10,12 +10,14 @@ import asyncio
 import logging
 import secrets
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
+from outrider.common.types import TokenLogprobs
 from outrider.edge_client.config.methods import judging_method
 from outrider.edge_client.daemon.activity import Entry
 from outrider.edge_client.daemon.http.access import shown_key
@@ -116,7 +118,10 @@ class GenerationEndpoint:
             try:
                 first = await generation.next_batch()  # what fails before it has a status of its own
                 begun[choice.index].set()
-                await answer.write(choice, entry, prepared, generation, first)
+                prompt_logprobs: Sequence[TokenLogprobs | None] = ()
+                if entry.parsed.scores_prompt:
+                    prompt_logprobs = await asyncio.to_thread(daemon.score, plan, choice)
+                await answer.write(choice, entry, prepared, generation, first, prompt_logprobs)
             finally:
                 generation.cancel()
                 await _to_the_end(generation)

@@ -7,6 +7,7 @@ A token without any (kept unverified, or chosen at the edge by the method candid
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from outrider.common.types import TokenLogprobs
 from outrider.edge_client.core.events import TokenEvent
@@ -34,21 +35,42 @@ def _entry(tokenizer: EdgeTokenizer, token_id: int, logprob: float | None) -> di
     return {"token": token, "logprob": logprob, "bytes": None if is_partial else list(token.encode())}
 
 
+class ScoredToken(NamedTuple):
+    """Holds a token, the text that became complete with it, and its log-probabilities, where they are known."""
+
+    token_id: int
+    text: str
+    logprobs: TokenLogprobs | None
+
+
+def scored_prompt(
+    tokenizer: EdgeTokenizer, prompt_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+) -> list[ScoredToken]:
+    """Returns a prompt's tokens; `logprobs` are those of all but the first, which has none."""
+    decode = tokenizer.decoder()
+    known = (None, *logprobs)
+    return [ScoredToken(each, decode(each), its) for each, its in zip(prompt_ids, known, strict=True)]
+
+
+def scored(events: Sequence[TokenEvent]) -> list[ScoredToken]:
+    """Returns the tokens of some events."""
+    return [ScoredToken(event.token_id, event.text, event.logprobs) for event in events]
+
+
 def completion_logprobs(
-    tokenizer: EdgeTokenizer, events: Sequence[TokenEvent], num_top: int, num_chars: int
+    tokenizer: EdgeTokenizer, tokens: Sequence[ScoredToken], num_top: int, num_chars: int
 ) -> dict[str, object]:
-    """Returns the `logprobs` of a completion's choice. `num_chars` of text came before `events`;
+    """Returns the `logprobs` of a completion's choice. `num_chars` of text came before `tokens`;
     `text_offset` counts from the completion's start."""
-    tokens, offsets, tops = [], [], []
-    for event in events:
-        tokens.append(tokenizer.token_text(event.token_id))
+    offsets, tops = [], []
+    for token in tokens:
         offsets.append(num_chars)
-        num_chars += len(event.text)
-        top = {tokenizer.token_text(each): logprob for each, logprob in _top(event.logprobs, num_top)}
-        tops.append(top if event.logprobs else None)
+        num_chars += len(token.text)
+        top = {tokenizer.token_text(each): logprob for each, logprob in _top(token.logprobs, num_top)}
+        tops.append(top if token.logprobs else None)
     return {
-        "tokens": tokens,
-        "token_logprobs": [event.logprobs.raw_logprob if event.logprobs else None for event in events],
+        "tokens": [tokenizer.token_text(token.token_id) for token in tokens],
+        "token_logprobs": [token.logprobs.raw_logprob if token.logprobs else None for token in tokens],
         "top_logprobs": tops if num_top else None,
         "text_offset": offsets,
     }

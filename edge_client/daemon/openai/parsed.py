@@ -28,6 +28,7 @@ class ParsedRequest:
     tool_use: ToolUse | None = None  # of a chat whose answer may call tools
     num_choices: int = 1  # for each prompt
     has_echo: bool = False  # a completion's text begins with its prompt
+    is_prompt_only: bool = False  # and is that alone
     model: str | None = None
     is_stream: bool = False
     has_usage: bool = False  # a stream's last chunk tells the usage
@@ -43,3 +44,8 @@ class ParsedRequest:
     def num_texts(self) -> int:
         """Returns how many texts are generated: choices of all prompts."""
         return self.num_choices * max(1, len(self.prompts))
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Returns whether the prompt's log-probabilities are asked for."""
+        return self.has_echo and self.num_top_logprobs is not None

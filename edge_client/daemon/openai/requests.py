@@ -88,6 +88,8 @@ def _check_whole(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
         raise unsupported("best_of", "all choices are returned; give n")
     if parsed.num_texts > fields.MAX_CHOICES:
         raise invalid("n", f"times the prompts is {parsed.num_texts}; at most {fields.MAX_CHOICES}")
+    if parsed.is_prompt_only and not parsed.has_echo:
+        raise invalid("max_tokens", "is 0; it must be at least 1 without echo")
     names = ("max_tokens", "max_completion_tokens")
     if len({given[name] for name in names if name in given}) > 1:
         raise invalid("max_completion_tokens", "differs from max_tokens; they mean the same, give one")
@@ -137,6 +139,12 @@ def _read_top_logprobs(parsed: ParsedRequest, name: str, value: object) -> None:
 _READ_MAX_TOKENS = _setting("max_new_tokens", lambda name, value: fields.integer(name, value, 1, MAX_TOKENS))
 
 
+def _read_max_tokens(parsed: ParsedRequest, name: str, value: object) -> None:
+    """Reads a number of tokens; 0, of a completion that echoes its prompt, generates one that is not shown."""
+    parsed.is_prompt_only = value == 0 and value is not False and parsed.kind is Kind.COMPLETION
+    _READ_MAX_TOKENS(parsed, name, 1 if parsed.is_prompt_only else value)
+
+
 def _read_num_predict(parsed: ParsedRequest, name: str, value: object) -> None:
     if value != -1:  # llama-server's and ollama's word for no limit of the request's own
         _READ_MAX_TOKENS(parsed, name, value)
@@ -146,7 +154,7 @@ _COMMON: dict[str, _Reader] = {
     "model": _attribute("model", fields.text),
     "stream": _attribute("is_stream", fields.boolean),
     "stream_options": _read_stream_options,
-    "max_tokens": _READ_MAX_TOKENS,
+    "max_tokens": _read_max_tokens,
     "temperature": _setting("temperature", lambda name, value: fields.number(name, value, 0, 1000)),
     "top_p": _setting("top_p", lambda name, value: fields.number(name, value, 1e-6, 1)),
     "presence_penalty": _setting("presence_penalty", lambda name, value: fields.number(name, value, -2, 2)),

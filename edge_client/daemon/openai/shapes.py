@@ -6,10 +6,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from outrider.common.types import FinishReason
+from outrider.common.types import FinishReason, TokenLogprobs
 from outrider.edge_client.core.events import EndEvent, MarkClearedEvent, SessionEvent, TokenEvent
 from outrider.edge_client.daemon.openai.choices import Choice
-from outrider.edge_client.daemon.openai.logprobs import chat_logprobs, completion_logprobs
+from outrider.edge_client.daemon.openai.logprobs import (
+    ScoredToken,
+    chat_logprobs,
+    completion_logprobs,
+    scored,
+    scored_prompt,
+)
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.tools.families import ToolFamily
 from outrider.edge_client.daemon.tools.reader import CallDelta, CallReader, Delta, TextDelta
@@ -73,8 +79,12 @@ class Shaper:
         head: AnswerHead,
         choice: Choice,
         family: ToolFamily | None,
+        prompt_logprobs: Sequence[TokenLogprobs | None] = (),
     ) -> None:
         self._parsed, self._tokenizer, self._head, self._choice = parsed, tokenizer, head, choice
+        self._prompt: list[ScoredToken] = []
+        if parsed.scores_prompt:
+            self._prompt = scored_prompt(tokenizer, choice.prompt_ids, prompt_logprobs)
         self._num_chars = len(choice.echo)  # of text so far
         self._calls: CallReader | None = None
         if (use := parsed.tool_use) is not None:
@@ -90,15 +100,15 @@ class Shaper:
 
     def whole(self, events: Sequence[SessionEvent]) -> _Object:
         """Returns the complete choice."""
-        tokens = [event for event in events if isinstance(event, TokenEvent)]
-        text = "".join(event.text for event in events if isinstance(event, TokenEvent | EndEvent))
+        tokens = self._tokens(events)
+        end = next(event for event in reversed(events) if isinstance(event, EndEvent))
+        text = self._text(tokens, end)
         deltas = self._split(text, is_end=True)
-        finish = next(self._finish(e) for e in reversed(events) if isinstance(e, EndEvent))
         if self._is_chat:
             choice: _Object = {"message": _message(deltas)}
         else:
             choice = {"text": self._choice.echo + text}
-        about = {"logprobs": self._logprobs(tokens), "finish_reason": finish}
+        about = {"logprobs": self._logprobs(tokens, self._prompt), "finish_reason": self._finish(end)}
         return {"index": self._choice.index, **choice, **about}
 
     # -------------------------------------------------------------------------------------- chunks
@@ -107,17 +117,19 @@ class Shaper:
         """Returns the chunk that a choice's stream begins with: a chat's role, a completion's echo, if any."""
         if self._is_chat:
             return self._chunk({"delta": {"role": "assistant", "content": ""}}, None, None)
-        return self._chunk({"text": self._choice.echo}, None, None) if self._choice.echo else None
+        if not self._choice.echo:
+            return None
+        return self._chunk({"text": self._choice.echo}, self._logprobs((), self._prompt), None)
 
     def chunks(
         self, events: Sequence[SessionEvent], live: _Object | None, warning: str = ""
     ) -> list[_Object]:
         """Returns the chunks for a batch of events: those that show something, and one for the end, with
         `warning` if there is one. `live` goes with the first where the request asked for tokens."""
-        tokens = [event for event in events if isinstance(event, TokenEvent)]
+        tokens = self._tokens(events)
         cleared = [event.index for event in events if isinstance(event, MarkClearedEvent)]
         end = next((event for event in events if isinstance(event, EndEvent)), None)
-        text = "".join(event.text for event in tokens) + (end.text if end else "")
+        text = self._text(tokens, end)
         extras = self._extras(tokens, cleared, live) if self._parsed.has_tokens else None
         deltas: list[Delta] = self._split(text, end is not None)
         if not deltas and (extras is not None or (tokens and self._parsed.num_top_logprobs is not None)):
@@ -132,6 +144,14 @@ class Shaper:
             made.append({**last, "outrider_warning": warning} if warning else last)
         self._num_chars += len(text)
         return made
+
+    def _tokens(self, events: Sequence[SessionEvent]) -> list[TokenEvent]:
+        shown = () if self._parsed.is_prompt_only else events
+        return [event for event in shown if isinstance(event, TokenEvent)]
+
+    def _text(self, tokens: Sequence[TokenEvent], end: EndEvent | None) -> str:
+        is_shown = end is not None and not self._parsed.is_prompt_only
+        return "".join(token.text for token in tokens) + (end.text if end and is_shown else "")
 
     def _split(self, text: str, is_end: bool) -> list[Delta]:
         if self._calls is None:
@@ -175,20 +195,21 @@ class Shaper:
 
     def _finish(self, end: EndEvent) -> str | None:
         """Returns the finish reason: `tool_calls` of a text that ended with calls of the model's own choice."""
-        reason = _FINISH.get(end.finish_reason)
+        reason = "length" if self._parsed.is_prompt_only else _FINISH.get(end.finish_reason)
         use = self._parsed.tool_use
         is_called = self._calls is not None and self._calls.num_calls > 0
         if reason == "stop" and is_called and use is not None and use.choice is not ToolChoice.NAMED:
             return "tool_calls"
         return reason
 
-    def _logprobs(self, tokens: Sequence[TokenEvent]) -> _Object | None:
+    def _logprobs(self, tokens: Sequence[TokenEvent], prompt: Sequence[ScoredToken] = ()) -> _Object | None:
         num_top = self._parsed.num_top_logprobs
         if num_top is None:
             return None
         if self._is_chat:
             return chat_logprobs(self._tokenizer, tokens, num_top)
-        return completion_logprobs(self._tokenizer, tokens, num_top, self._num_chars)
+        num_chars = 0 if prompt else self._num_chars
+        return completion_logprobs(self._tokenizer, [*prompt, *scored(tokens)], num_top, num_chars)
 
 
 def _message(deltas: Sequence[Delta]) -> _Object:

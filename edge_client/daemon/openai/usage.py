@@ -8,15 +8,17 @@ from outrider.edge_client.daemon.openai.choices import Choice
 from outrider.edge_client.session.shared_edge import Prepared
 
 
-def usage_of(choices: Sequence[Choice], prepared: Sequence[Prepared]) -> dict[str, object]:
+def usage_of(
+    choices: Sequence[Choice], prepared: Sequence[Prepared], is_prompt_only: bool
+) -> dict[str, object]:
     """Returns the counts of all choices together, a prompt counted once, and under `outrider.choices` each one's own,
     its seed among them."""
     usages = [each.usage for each in prepared]
-    if len(usages) == 1:
+    if len(usages) == 1 and not is_prompt_only:
         return usages[0]
     own = [usage["outrider"] for usage in usages]
     num_prompt = sum(len(choice.prompt_ids) for choice in choices if choice.is_first_of_prompt)
-    num_new = sum(len(each.session.result.token_ids) for each in prepared)
+    num_new = 0 if is_prompt_only else sum(len(each.session.result.token_ids) for each in prepared)
     return {
         "prompt_tokens": num_prompt,
         "completion_tokens": num_new,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from support.daemon.daemons import DaemonProcess, running_daemon, wait_until
@@ -83,6 +84,30 @@ def test_echo_gives_the_prompt_back_before_the_text(client: openai.OpenAI) -> No
     assert echoed.endswith(complete(client, ids).choices[0].text) and echoed != text
     pieces = [chunk.choices[0].text for chunk in complete(client, PROMPT, echo=True, stream=True)]
     assert pieces[0] == PROMPT and "".join(pieces) == PROMPT + text
+
+
+def test_echo_with_logprobs_scores_the_prompt_as_a_text_would_be(client: openai.OpenAI) -> None:
+    ids = [int(each) for each in np.random.default_rng(0).integers(1, 8000, 70)]  # more than a round drafts
+    ids[20:40] = [5] * 20
+    scored = complete(client, ids, echo=True, logprobs=2, max_tokens=0)
+    found = scored.choices[0].logprobs
+    assert scored.usage.completion_tokens == 0 and scored.choices[0].finish_reason == "length"
+    assert len(found.tokens) == 70 and found.token_logprobs[0] is None and found.text_offset[0] == 0
+    num_seen = 0
+    for index in range(1, 70, 3):
+        known = complete(client, ids[:index], logprobs=20, max_tokens=1).choices[0].logprobs
+        assert len(found.top_logprobs[index]) == 2
+        for token, logprob in found.top_logprobs[index].items():
+            assert known.top_logprobs[0][token] == pytest.approx(logprob, abs=2e-3)
+        if (logprob := known.top_logprobs[0].get(found.tokens[index])) is not None:
+            assert found.token_logprobs[index] == pytest.approx(logprob, abs=2e-3)
+            num_seen += 1
+    assert num_seen >= 3, "tokens that the target finds likely are among them"
+    streamed = list(complete(client, ids, echo=True, logprobs=2, max_tokens=3, stream=True))
+    lists = [chunk.choices[0].logprobs.token_logprobs for chunk in streamed if chunk.choices[0].logprobs]
+    whole = complete(client, ids, echo=True, logprobs=2, max_tokens=3).choices[0].logprobs
+    assert [each for part in lists for each in part] == whole.token_logprobs
+    assert whole.text_offset == sorted(whole.text_offset) and len(whole.tokens) == 73
 
 
 def test_more_texts_than_the_daemon_takes_are_refused_whole(verifier: VerifierServer) -> None:
