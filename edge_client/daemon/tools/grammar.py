@@ -84,7 +84,9 @@ def _without(opening: str) -> str:
 
 
 def _arguments(tool: Tool) -> Mapping[str, object]:
-    return {"type": "object", **tool.parameters}
+    """Returns the schema of a tool's arguments: none but those that it names, unless it says otherwise."""
+    closed = {"additionalProperties": False} if "properties" in tool.parameters else {}
+    return {"type": "object", **closed, **tool.parameters}
 
 
 def _schema(schema: Mapping[str, object], spacing: Mapping[str, object]) -> str:
