@@ -8,7 +8,7 @@ from __future__ import annotations
 from benchmarks.results_file import run_modules
 from outrider.experiments.shared.command import run_command
 
-STAGES = ("texts", "accept", "cost", "hostile")  # modules of this folder
+STAGES = ("texts", "faults", "accept", "cost", "hostile")  # modules of this folder
 
 
 def main() -> int:
