@@ -16,7 +16,7 @@ from outrider.common.process.extras import needs_extra
 from outrider.common.process.version import own_version
 from outrider.edge_client.commands import datastore
 from outrider.edge_client.commands.compare import add_arguments as add_compare_arguments
-from outrider.edge_client.config.flags import COLOUR_NOTE, CONFIG_NOTE, add_config
+from outrider.edge_client.config.flags import COLOUR_NOTE, CONFIG_NOTE, add_config, add_grammar_files
 
 
 class Verb(NamedTuple):
@@ -91,20 +91,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument(
         "--json", action="store_true", help="print one JSON object instead of the text, also of an error"
     )
-    run.add_argument(
-        "--json-schema",
-        dest="json_schema_file",
-        type=Path,
-        metavar="FILE",
-        help="JSON schema that the text obeys (extra structured)",
-    )
-    run.add_argument(
-        "--grammar",
-        dest="grammar_file",
-        type=Path,
-        metavar="FILE",
-        help="Lark grammar, in llguidance's dialect, that the text obeys (extra structured)",
-    )
+    add_grammar_files(run)
     run.add_argument(
         "--live",
         action="store_true",

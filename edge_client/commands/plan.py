@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.common.config.loader import add_flags
+from outrider.common.config.loader import add_flags, with_values
 from outrider.common.config.units import (
     parse_bandwidth,
     parse_duration,
@@ -24,6 +24,7 @@ from outrider.common.config.units import (
 )
 from outrider.common.errors import UsageError
 from outrider.common.process.progress import show_progress
+from outrider.edge_client.config.flags import add_grammar_files
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
@@ -85,6 +86,8 @@ _MEASURING = frozenset(  # settings of a run that a measurement uses
         "temperature",
         "top_k",
         "top_p",
+        "regex",
+        "json_whitespace",
         "method",
     )
     + ("draft_backend", "draft_device", "draft_weights", "draft_kv_dtype")
@@ -150,6 +153,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="to measure with; may be repeated"
     )
+    add_grammar_files(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
     add_flags(parser, RunConfig, only=_MEASURING)
@@ -375,16 +379,15 @@ def _measure(
 ) -> tuple[PlanParts, tuple[str, ...], dict[str, Any]]:
     """Returns all parts, measured where flags give none, the labels of both ends, and a JSON record."""
     from outrider.common.process.logs import setup_logging
-    from outrider.edge_client.config.flags import load_run_config
+    from outrider.edge_client.config.flags import grammar_texts, load_run_config
     from outrider.edge_client.planning.measure import PROMPTS, measure, parts_from, rarely_measured
     from outrider.edge_client.session.factory import create_edge
 
     seconds = namespace.measure_s
     if not 0 < seconds < math.inf:
         raise UsageError(f"--measure-s {seconds}: want seconds above 0")
-    config = replace(
-        load_run_config(namespace).value, verifier=namespace.measure, mode=ExecutionMode.SPECULATIVE
-    )
+    loaded = with_values(load_run_config(namespace).value, **grammar_texts(namespace))
+    config = replace(loaded, verifier=namespace.measure, mode=ExecutionMode.SPECULATIVE)
     setup_logging(config.logs.level)
     edge = create_edge(config)
     try:

@@ -45,6 +45,24 @@ def add_config(parser: argparse.ArgumentParser, words: str = "", has_serve: bool
     parser.usage = f"%(prog)s [OPTION ...] {words}".rstrip()  # argparse would name every option
 
 
+def add_grammar_files(parser: argparse.ArgumentParser) -> None:
+    """Adds `--json-schema FILE` and `--grammar FILE`."""
+    parser.add_argument(
+        "--json-schema",
+        dest="json_schema_file",
+        type=Path,
+        metavar="FILE",
+        help="JSON schema that the text obeys (extra structured)",
+    )
+    parser.add_argument(
+        "--grammar",
+        dest="grammar_file",
+        type=Path,
+        metavar="FILE",
+        help="Lark grammar, in llguidance's dialect, that the text obeys (extra structured)",
+    )
+
+
 def grammar_texts(namespace: argparse.Namespace) -> dict[str, str]:
     """Returns the texts of `--json-schema FILE` and `--grammar FILE`, by key. Raises `UsageError`."""
     files = {"json_schema": namespace.json_schema_file, "grammar": namespace.grammar_file}

@@ -16,6 +16,7 @@ from outrider.common.config.loader import with_values
 from outrider.common.errors import UsageError
 from outrider.common.methods import sends_support
 from outrider.common.types import DRAFT_SOURCE, LOOKAHEAD, ModelInfo
+from outrider.edge_client.config.grammar import make_grammar
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.config.tree import why_no_tree
 from outrider.edge_client.core.options import ExecutionMode
@@ -152,6 +153,7 @@ def errands(
 ) -> Iterator[Errand]:
     """Yields the sessions to run, without end. A slow round is waited for and measured. Which draft sources there are
     is known after the first one; `has_sources` says whether they are measured too."""
+    is_free = make_grammar(config.grammar) is None  # a constrained text ends where its grammar does
     own_prompts, seeds = cycle(prompts), count(1 if config.seed is None else config.seed)
     for turn in count():
         num_tokens = FIRST_TOKENS if turn == 0 else LATER_TOKENS
@@ -159,7 +161,7 @@ def errands(
             config,
             on_timeout="wait",
             recover_timeout_s=min(config.outage.recover_timeout_s, max(seconds, MIN_PATIENCE_S)),
-            ignore_eos=True,
+            ignore_eos=is_free,
             max_new_tokens=num_tokens,
             depth_policy="fixed",
             tree="off",

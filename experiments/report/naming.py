@@ -29,6 +29,7 @@ class Setting:
     temperature: float
     num_sessions: int
     tls: bool
+    constraint: str = ""
 
     @classmethod
     def of(cls, cell: CellRow) -> Setting:
@@ -41,6 +42,7 @@ class Setting:
             temperature=cell.temperature,
             num_sessions=cell.num_sessions,
             tls=cell.tls,
+            constraint=cell.constraint,
         )
 
     def fits(self, cell: CellRow) -> bool:
@@ -105,6 +107,7 @@ def setting_label(setting: Setting, among: Sequence[Setting]) -> str:
         "temperature": f"temperature {plain(setting.temperature)}",
         "num_sessions": f"{setting.num_sessions} at once",
         "tls": "TLS" if setting.tls else "no TLS",
+        "constraint": f"texts obey {setting.constraint}" if setting.constraint else "free text",
     }
     varying = [name for name in words if len({getattr(each, name) for each in among}) > 1]
     return ", ".join(words[name] for name in varying)

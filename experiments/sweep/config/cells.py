@@ -39,6 +39,7 @@ class Cell:
     min_draft_ms: float
     tree: str | int = "off"
     variant: Variant = field(default_factory=Variant)
+    constraint: Variant = field(default_factory=Variant)
     baseline: str = ""
     twin: str = ""
 
@@ -58,6 +59,7 @@ class Cell:
         parts += [f"forward{self.min_forward_ms:g}"] if self.min_forward_ms else []
         parts += [f"draft{self.min_draft_ms:g}"] if self.min_draft_ms else []
         parts += ["tls"] if self.tls else []
+        parts += [self.constraint.name] if self.constraint.name else []
         parts += [self.variant.name] if self.variant.name else []
         parts += ["again"] if self.twin else []
         return " ".join(parts).replace("/", "-")
@@ -83,7 +85,7 @@ class Cell:
 
     def edge_settings(self, common: Mapping[str, Any]) -> dict[str, Any]:
         """Returns settings of `edge-client run`; those of other methods than its own do not concern it."""
-        settings = {**common, **self.variant.edge}
+        settings = {**common, **self.constraint.edge, **self.variant.edge}
         others = {key for key, methods in METHODS_OF.items() if self.method not in methods}
         others |= {"logprobs"} if self.mode == ExecutionMode.EDGE_ONLY else set()
         settings = {key: value for key, value in settings.items() if key not in others}
@@ -134,13 +136,16 @@ def make_cells(config: SweepConfig) -> list[Cell]:
 
 
 def _same_name(cell: Cell) -> ConfigError:
-    return ConfigError(f"variants: two cells would be called {cell.id!r}; give a variant another name")
+    return ConfigError(
+        f"variants: two cells would be called {cell.id!r}; give a variant or a constraint another name"
+    )
 
 
 def _baseline_of(cell: Cell, kind: str) -> dict[str, object]:
     """Returns the fields that a baseline of this kind must share with `cell`: those that concern the
     baseline."""
     shared: dict[str, object] = {"temperature": cell.temperature, "num_sessions": cell.num_sessions}
+    shared["constraint"] = cell.constraint
     if kind != "edge-only":
         shared |= {"link": cell.link, "tls": cell.tls, "min_forward_ms": cell.min_forward_ms}
     if kind in ("edge-only", "fixed"):
@@ -188,8 +193,9 @@ def _settings(config: SweepConfig) -> Iterator[dict[str, Any]]:
         config.sessions,
         config.min_forward_ms,
         config.min_draft_ms,
+        config.constraint_list,
     )
-    names = ("link", "tls", "temperature", "num_sessions", "min_forward_ms", "min_draft_ms")
+    names = ("link", "tls", "temperature", "num_sessions", "min_forward_ms", "min_draft_ms", "constraint")
     for values in axes:
         yield dict(zip(names, values, strict=True))
 

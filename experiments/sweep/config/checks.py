@@ -9,6 +9,7 @@ from outrider.common.config.addresses import split_address
 from outrider.common.config.loader import did_you_mean
 from outrider.common.errors import ConfigError, UsageError
 from outrider.common.types import Method
+from outrider.edge_client.config.grammar import KEYS
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.experiments.links.base import REALISATIONS
@@ -29,7 +30,7 @@ def check_sweep(config: SweepConfig) -> None:
     _check_names("realisation", (config.realisation,), (DIRECT, *REALISATIONS))
     for key in (
         *("links", "modes", "policies", "draft_lengths", "trees", "methods", "tls", "temperatures"),
-        "sessions",
+        *("sessions", "constraints"),
     ):
         if not getattr(config, key):
             raise ConfigError(f"{key}: is empty; give at least one")
@@ -48,6 +49,7 @@ def check_sweep(config: SweepConfig) -> None:
         )
     _check_models(config)
     _check_variants(config)
+    _check_constraints(config)
     check_edge(config.edge_settings, "edge")
     check_serve(config.serve or {}, "serve")
     if config.verifier:
@@ -108,6 +110,25 @@ def _check_variants(config: SweepConfig) -> None:
     names = [variant.name for variant in config.variant_list]
     if len(set(names)) < len(names):
         raise UsageError(f"variants: two are called {_first_double(names)!r}")
+
+
+def _check_constraints(config: SweepConfig) -> None:
+    if any(config.constraints) and config.is_synthetic:
+        raise ConfigError("constraints: the synthetic pair has no texts that could obey one; leave it out")
+    for index, entry in enumerate(config.constraints):
+        where, known = f"constraints[{index}]", tuple(KEYS.values())
+        if entry is None:
+            continue
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{where}: is {entry!r}; expected {{name: ..., json_schema: ...}}, or null")
+        _check_names(where, entry, ("name", *known, "json_whitespace"))
+        if not entry.get("name") or len([key for key in known if entry.get(key)]) != 1:
+            raise ConfigError(f"{where}: want a name and one of {', '.join(known)}")
+    for index, constraint in enumerate(config.constraint_list):
+        check_edge(constraint.edge, f"constraints[{index}]", is_constraint=True)
+    names = [each.name for each in config.constraint_list]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"constraints: two are called {_first_double(names)!r}")
 
 
 def _first_double(names: list[str]) -> str:

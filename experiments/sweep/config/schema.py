@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,6 +56,9 @@ class SweepConfig:
     sessions: tuple[int, ...] = option((1,), "edges at once, each a process", minimum=1, maximum=256)
     min_forward_ms: tuple[float, ...] = option((0.0,), "slow-down of the target", minimum=0.0)
     min_draft_ms: tuple[float, ...] = option((0.0,), "slow-down of the edge's draft", minimum=0.0)
+    constraints: tuple[Any, ...] = option(
+        (None,), "grammars of the text, each {name: ..., json_schema, regex or grammar: ...}; null: none"
+    )
     variants: tuple[Any, ...] = option((), "further edge settings, each {name: ..., edge: {...}}")
     edge: Any = option(None, "settings of edge-client run for every cell, as in its YAML")
     serve: Any = option(None, "settings of cloud-verifier serve for every verifier started here")
@@ -88,6 +92,18 @@ class SweepConfig:
     def edge_settings(self) -> dict[str, Any]:
         """Returns the settings of `edge-client run` that all cells share."""
         return {**_EDGE_DEFAULTS, **(self.edge or {})}
+
+    @property
+    def constraint_list(self) -> list[Variant]:
+        """Returns the constraints, the plain one for null, as settings that all cells of one share. A constrained text
+        ends where its grammar does."""
+        found = []
+        for each in self.constraints:
+            settings = {key: value for key, value in (each or {}).items() if key != "name"}
+            if isinstance(schema := settings.get("json_schema"), Mapping):
+                settings["json_schema"] = json.dumps(schema)
+            found.append(Variant(str(each["name"]), settings | {"ignore_eos": False}) if each else Variant())
+        return found
 
     @property
     def variant_list(self) -> list[Variant]:

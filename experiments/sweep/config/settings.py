@@ -8,6 +8,7 @@ from typing import Any
 from outrider.common.config.fields import leaves, shown
 from outrider.common.config.loader import load_config
 from outrider.common.errors import ConfigError
+from outrider.edge_client.config.grammar import KEYS
 from outrider.edge_client.config.run_config import RunConfig
 
 # What the sweep itself sets, by its own keys.
@@ -42,9 +43,10 @@ _TEXT_SETTINGS = frozenset(
         *("logit_bias", "bad_word", "min_new_tokens", "stop", "stop_token_id", "ignore_eos"),
     )
 )
+_GRAMMARS = frozenset((*KEYS.values(), "json_whitespace"))
 
 
-def check_edge(settings: object, where: str, is_variant: bool = False) -> None:
+def check_edge(settings: object, where: str, is_variant: bool = False, is_constraint: bool = False) -> None:
     """Raises `ConfigError` naming `where` and the key for what `edge-client run` would not take, for what a
     key of the sweep sets, and for what belongs to variants alone, or to all cells."""
     checked = _mapping(settings, where)
@@ -52,6 +54,11 @@ def check_edge(settings: object, where: str, is_variant: bool = False) -> None:
     for key in checked:
         if key in _TEXT_SETTINGS and is_variant:
             raise ConfigError(f"{where}: {key} changes the text itself; set it for all cells, under `edge`")
+        if key in _GRAMMARS and not is_constraint:
+            example = f"constraints: [{{name: ..., {key}: ...}}]"
+            raise ConfigError(
+                f"{where}: {key} makes other texts, with baselines of their own; give {example}"
+            )
         if is_way(key) and not is_variant:
             example = f"variants: [{{name: ..., edge: {{{key}: {shown(checked[key])}}}}}]"
             raise ConfigError(f"{where}: {key} would change the baselines; give it as a variant, {example}")

@@ -170,7 +170,7 @@ def _predict_tree(cell: Cell, num_nodes: int, parts: Parts, num_tokens: int) -> 
 
 def _setting(cell: Cell) -> _Setting:
     """Returns what parts depend on: not the link, and not how long drafts are."""
-    return cell.temperature, cell.min_forward_ms, cell.min_draft_ms, cell.tls
+    return cell.temperature, cell.min_forward_ms, cell.min_draft_ms, cell.tls, cell.constraint.name
 
 
 def _is_of_setting(cell: Cell, lead: Cell) -> bool:
@@ -180,7 +180,8 @@ def _is_of_setting(cell: Cell, lead: Cell) -> bool:
     )
     is_same_target = (cell.min_forward_ms, cell.tls) == (lead.min_forward_ms, lead.tls)
     is_same_target = is_same_target or cell.mode == ExecutionMode.EDGE_ONLY
-    return cell.temperature == lead.temperature and is_same_draft and is_same_target
+    is_same_text = (cell.temperature, cell.constraint) == (lead.temperature, lead.constraint)
+    return is_same_text and is_same_draft and is_same_target
 
 
 def _is_plain(cell: Cell) -> bool:

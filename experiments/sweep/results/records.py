@@ -190,6 +190,7 @@ class CellRow:
     a_cum: list[float] = field(default_factory=list)  # share of rounds in which the first i all stood
     texts: TextCheck = field(default_factory=lambda: TextCheck(False))
     tree: str | int = "off"  # nodes of its rounds' trees, or "auto"
+    constraint: str = ""  # name of the grammar that its texts obey; "" for none
     a_a: dict[str, Any] = field(default_factory=dict)  # {"twin", "metric": {"speedup", "low", "high"}}
 
     @property

@@ -158,7 +158,8 @@ def write_summary(folder: Path, sweep: Sweep) -> None:
 _FACTS = (
     *("id", "link", "rtt_ms", "realisation", "mode"),
     *("depth_policy", "num_speculative_tokens", "tree", "method"),
-    *("tls", "temperature", "num_sessions", "min_forward_ms", "min_draft_ms", "variant", "baseline", "twin"),
+    *("tls", "temperature", "num_sessions", "min_forward_ms", "min_draft_ms"),
+    *("constraint", "variant", "baseline", "twin"),
     *("is_synthetic", "num_requests", "num_errors", "num_different_texts", "share_equal", "labels"),
 )
 
@@ -203,6 +204,7 @@ def _cell_row(config: SweepConfig, cell: Cell, rows: ByCell, texts: TextCheck, l
         num_sessions=cell.num_sessions,
         min_forward_ms=cell.min_forward_ms,
         min_draft_ms=cell.min_draft_ms,
+        constraint=cell.constraint.name,
         variant=cell.variant.name,
         baseline=cell.baseline,
         twin=cell.twin,

@@ -12,6 +12,8 @@ from outrider.experiments.sweep.results.records import RequestRow, TextCheck
 MAX_TIE_SHARE = 1e-4  # docs/design.md §7: more than 1 token in 10,000 is no float error any more
 _MAX_EXAMPLES = 5
 
+TextKey = tuple[float, str, str, int]  # temperature, constraint, prompt, seed
+
 # Whether two different tokens were a tie for the target: (row, index of the first difference, token of the
 # reference) -> True, False, or None where nobody can tell.
 JudgeTie = Callable[[RequestRow, int, int], bool | None]
@@ -19,25 +21,28 @@ JudgeTie = Callable[[RequestRow, int, int], bool | None]
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """Holds cloud-only's token ids by (temperature, prompt, seed). The link cannot matter, so one serves
-    all."""
+    """Holds cloud-only's token ids by text. The link cannot matter, so one serves all."""
 
-    by_text: Mapping[tuple[float, str, int], Sequence[int]]
+    by_text: Mapping[TextKey, Sequence[int]]
 
     def get(self, cell: Cell, row: RequestRow) -> Sequence[int] | None:
         """Returns the token ids that the row is compared with; None where there are none."""
-        return self.by_text.get((cell.temperature, row.prompt, row.seed))
+        return self.by_text.get(_key(cell, row))
 
 
 def collect_references(cells: Sequence[Cell], rows: Mapping[str, Sequence[RequestRow]]) -> References:
     """Takes the texts of the first cloud-only cell that has each. The other cloud-only cells are compared
     with it."""
-    found: dict[tuple[float, str, int], Sequence[int]] = {}
+    found: dict[TextKey, Sequence[int]] = {}
     for cell in cells:
         if cell.mode == "cloud-only":
             for row in _comparable(rows.get(cell.id, ())):
-                found.setdefault((cell.temperature, row.prompt, row.seed), row.token_ids)
+                found.setdefault(_key(cell, row), row.token_ids)
     return References(found)
+
+
+def _key(cell: Cell, row: RequestRow) -> TextKey:
+    return cell.temperature, cell.constraint.name, row.prompt, row.seed
 
 
 def check_texts(cell: Cell, rows: Sequence[RequestRow], references: References, judge: JudgeTie) -> TextCheck:

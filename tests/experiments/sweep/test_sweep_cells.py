@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -162,6 +163,23 @@ def test_a_variants_name_that_makes_two_cells_one_is_refused(name: str) -> None:
     variants = ({"name": ""}, {"name": name, "edge": {"transport": "unary"}})
     with pytest.raises(ConfigError, match=f"two cells .* 'loopback speculative optimal T0.8 {name}'"):
         cells_of(policies=("optimal",), tls=(False, True), variants=variants)
+
+
+def test_a_constraint_is_a_setting_with_baselines_of_its_own() -> None:
+    schema = {"type": "array", "items": {"enum": ["a"]}}
+    constraints = (None, {"name": "list", "json_schema": schema})
+    found = cells_of(constraints=constraints, modes=("auto",), policies=("optimal",), a_a=False)
+    asked = [cell for cell in found if not cell.baseline]
+    assert [cell.id for cell in asked] == [
+        "loopback auto optimal T0.8",
+        "loopback auto optimal T0.8 list",
+    ]
+    for cell in asked:
+        (baseline,) = find_baselines(cell, "cloud-only", found)
+        assert baseline.constraint == cell.constraint
+        config = make_edge_config(baseline.edge_settings({"ignore_eos": True}))
+        assert bool(config.grammar.json_schema) is not config.stop.ignore_eos
+    assert json.loads(config.grammar.json_schema) == schema
 
 
 def test_a_variant_is_named_in_its_cells() -> None:
