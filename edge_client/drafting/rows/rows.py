@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from outrider.edge_client.drafting.rows.dropout import Candidates
 
-_EXCLUDED = np.float32(-np.inf)
+_INFINITE = np.float32(-np.inf).view(np.int32)
 _LEAST_TOTAL = 1e-20  # of probabilities in float32, the smallest of which have 38 digits after the point
 _LEAST = np.float32(-1e30)  # no model's logit; times a probability of 0 it is 0
 
@@ -33,25 +33,34 @@ class Rows:
         )
 
 
-def constrained(rows: Rows, words: NDArray[np.int32], temperature: float) -> Rows:
-    """Returns a single row over the ids that `words` [n] allow (`outrider.common.grammar.masks`)."""
-    bits = np.unpackbits(words.view(np.uint8), bitorder="little", count=rows.logits.shape[1])
-    allowed = bits.view(np.bool_)
-    logits = np.where(allowed, rows.logits, _EXCLUDED)
-    kept = rows.probs * allowed
-    total = kept.sum()
-    if not total > _LEAST_TOTAL:  # what is left of the softmax has no digits
-        return replace(rows_of(logits, temperature), candidates=rows.candidates, is_constrained=True)
-    kept /= total
+def allowed_by(words: NDArray[np.int32], num_tokens: int) -> NDArray[np.bool_]:
+    """Returns which ids `words` [n] allow (`outrider.common.grammar.masks`): `[num_tokens]`."""
+    return np.unpackbits(words.view(np.uint8), bitorder="little", count=num_tokens).view(np.bool_)
+
+
+def constrained(rows: Rows, is_allowed: NDArray[np.bool_], temperature: float) -> Rows:
+    """Returns a single row over the allowed ids."""
+    allowed = is_allowed.astype(np.float32)
+    excluded = ((is_allowed.astype(np.int32) - 1) & _INFINITE).view(np.float32)  # -inf; 0 for what is allowed
+    logits = rows.logits + excluded
+    kept = _share(rows.probs, allowed)
     if rows.tempered_logits is rows.logits:
-        return Rows(logits, kept, logits, kept, rows.candidates, is_constrained=True)
-    tempered = rows.tempered_probs * allowed
-    tempered_total = tempered.sum()
-    if not tempered_total > _LEAST_TOTAL:
+        tempered_logits, tempered = logits, kept
+    else:
+        tempered_logits, tempered = rows.tempered_logits + excluded, _share(rows.tempered_probs, allowed)
+    if kept is None or tempered is None:
         return replace(rows_of(logits, temperature), candidates=rows.candidates, is_constrained=True)
-    tempered /= tempered_total
-    tempered_logits = np.where(allowed, rows.tempered_logits, _EXCLUDED)
     return Rows(logits, kept, tempered_logits, tempered, rows.candidates, is_constrained=True)
+
+
+def _share(probs: NDArray[np.float32], allowed: NDArray[np.float32]) -> NDArray[np.float32] | None:
+    """Returns the probabilities of what is allowed; None where what is left of the softmax has no digits."""
+    total = float(probs[0] @ allowed)
+    if not total > _LEAST_TOTAL:
+        return None
+    kept: NDArray[np.float32] = probs * allowed
+    kept *= np.float32(1 / total)
+    return kept
 
 
 def finite(rows: Rows) -> NDArray[np.float32]:

@@ -24,12 +24,13 @@ from outrider.common.types import DRAFT_SOURCE, RunnerUp, SamplingParams, Signal
 from outrider.edge_client.drafting.drawn_tree import Draw, make_draw
 from outrider.edge_client.drafting.noise_ahead import NoiseAhead
 from outrider.edge_client.drafting.rows.dropout import top_variance
-from outrider.edge_client.drafting.rows.rows import Rows, constrained, finite
+from outrider.edge_client.drafting.rows.rows import Rows, allowed_by, constrained, finite
 from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS, Continuations
 from outrider.kernels.signals import draft_signals
 
 _NOT_FINITE = "the draft's logits are not finite; its weights or its export are damaged"
 
+_FEW = 512  # allowed ids; they are cheaper by themselves than as a part of all
 _MOST_GAP = 8.0  # nats below the first continuation; one that scores less is never worth a node
 
 # Token id, the probability it was sampled with, signals, and the support it was sampled from, if any.
@@ -53,6 +54,12 @@ class DraftSampler:
         is_whole = params.top_k == 0 and params.top_p == 1 and params.min_p == 0
         self._is_argmax = self._is_greedy and is_unbiased
         self._is_tempered = not self._is_greedy and is_unbiased and is_whole
+
+    @property
+    def _is_plain_row(self) -> bool:
+        """Returns whether a token is chosen by its row and the noise alone."""
+        is_plain = self._is_argmax or self._is_tempered
+        return is_plain and not self._num_support and not self.keeps_runner_ups
 
     @property
     def has_supports(self) -> bool:
@@ -85,7 +92,11 @@ class DraftSampler:
 
         At temperature 0 its probability is 1. Raises `ModelError` where the logits are not finite.
         """
-        rows = self._constrained(rows, output_ids)
+        if self._grammar is not None:
+            is_allowed = self._allowed(rows, output_ids)
+            if self._is_plain_row and rows.candidates is None and np.count_nonzero(is_allowed) <= _FEW:
+                return self._sample_few(rows, is_allowed.nonzero()[0], start + offset)
+            rows = constrained(rows, is_allowed, self._params.temperature)
         probs = rows.probs[0]
         top_id = int(probs.argmax())
         top_prob = float(probs[top_id])
@@ -163,10 +174,30 @@ class DraftSampler:
         """Returns what the grammar leaves of a row after `output_ids`; without one the row itself."""
         if self._grammar is None:
             return rows
+        return constrained(rows, self._allowed(rows, output_ids), self._params.temperature)
+
+    def _allowed(self, rows: Rows, output_ids: Sequence[int]) -> NDArray[np.bool_]:
+        """Returns which ids the grammar allows after `output_ids`."""
+        assert self._grammar is not None, "a constrained text"
         if not math.isfinite(rows.probs[0, 0]):  # one logit that is not makes them all so
             raise ModelError(_NOT_FINITE)
         self._grammar.follow(output_ids)
-        return constrained(rows, self._grammar.allowed(), self._params.temperature)
+        return allowed_by(self._grammar.allowed(), rows.logits.shape[1])
+
+    def _sample_few(self, rows: Rows, ids: NDArray[np.intp], position: int) -> Sampled:
+        """Samples among a few allowed ids, by the formulas of all: what is excluded has no part in any sum."""
+        logits = rows.logits[0, ids]
+        weights = np.exp(logits - logits.max())
+        probs = weights / weights.sum()
+        if self._is_greedy:
+            chosen, prob = int(logits.argmax()), 1.0
+        else:
+            tempered = rows.tempered_logits[0, ids]
+            sums = tempered.astype(np.float64) + self._noise.gumbel_at(position, ids)
+            chosen = int(sums.argmax())
+            prob = _softmax_at(tempered, chosen)
+        signals = Signals(*draft_signals(logits, probs, chosen, int(probs.argmax())), None)
+        return int(ids[chosen]), prob, signals, None
 
     def _scores(
         self, rows: Rows, prompt_ids: Sequence[int], output_ids: Sequence[int]

@@ -19,6 +19,8 @@ from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.drafting import noise_ahead
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+from outrider.edge_client.drafting.rows.rows import allowed_by, constrained, rows_of
+from outrider.edge_client.drafting.rows.sampler import DraftSampler
 
 SAMPLED = SamplingParams(temperature=0.8, seed=11)
 PROMPT = [5, 9, 200, 17, 33, 8, 120]
@@ -298,18 +300,47 @@ def test_the_graphs_tempered_logits_are_the_processed_scores_bit_for_bit(model: 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
 @pytest.mark.parametrize("gap", [0.0, 200.0], ids=["likely ids", "ids without a digit in the softmax"])
 def test_a_constrained_row_is_the_softmax_over_what_is_allowed(temperature: float, gap: float) -> None:
-    from outrider.edge_client.drafting.rows.rows import constrained, rows_of
-
     rng = np.random.default_rng(0)
     logits = rng.normal(size=(1, 70)).astype(np.float32)
     allowed = np.zeros(96, np.bool_)
     allowed[[3, 40, 69]] = True
     logits[0, ~allowed[:70]] += np.float32(gap)
     words = np.packbits(allowed, bitorder="little").view(np.int32)
-    got = constrained(rows_of(logits, temperature), words, temperature)
+    got = constrained(rows_of(logits, temperature), allowed_by(words, logits.shape[1]), temperature)
     masked = np.where(allowed[:70], logits, np.float32(-np.inf))
     expected = rows_of(masked, temperature)
     np.testing.assert_array_equal(got.logits, expected.logits)
     np.testing.assert_array_equal(got.tempered_logits, expected.tempered_logits)
     np.testing.assert_allclose(got.probs, expected.probs, rtol=1e-5)
     np.testing.assert_allclose(got.tempered_probs, expected.tempered_probs, rtol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_few_allowed_ids_are_sampled_among_as_all_are(
+    temperature: float, is_prepared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from support.grammars import NUM_TOKENS, compiled, regex
+
+    params = SamplingParams(temperature=temperature, seed=5, grammar=compiled(regex("[a-e]{1,40}")))
+    rng, found = np.random.default_rng(1), []
+    logits = [rng.normal(0, 4, (1, NUM_TOKENS)).astype(np.float32) for _ in range(12)]
+    for most in (512, 0):
+        monkeypatch.setattr("outrider.edge_client.drafting.rows.sampler._FEW", most)
+        sampler = DraftSampler(params, (0,))
+        if is_prepared:
+            list(sampler.prepare(range(20), NUM_TOKENS))
+        output: list[int] = []
+        sampled = []
+        for each in logits:
+            sampled.append(sampler.sample(rows_of(each, temperature), len(output), 0, (), output))
+            output.append(sampled[-1][0])
+        found.append(sampled)
+    few, whole = found
+    assert [each[0] for each in few] == [each[0] for each in whole]
+    np.testing.assert_allclose([each[1] for each in few], [each[1] for each in whole], rtol=1e-4)
+    for ours, theirs in zip(few, whole, strict=True):
+        a, b = ours[2], theirs[2]
+        np.testing.assert_allclose(
+            [a.entropy_bits, a.nll, a.margin], [b.entropy_bits, b.nll, b.margin], atol=2e-3
+        )
