@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import grpc
 
@@ -18,6 +21,9 @@ from outrider.edge_client.transport.link.targets import VerifierTarget, parse_ta
 MAX_MESSAGE_BYTES = 64 << 20
 _DIAGNOSIS_S = 1.0
 _CLOSE_AFTER_S = 0.4  # gRPC's thread that watches a channel's state polls every 200 ms
+_MOST_CLOSING = 64  # that an end of the process waits for
+_watched_until_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+_closing: list[threading.Timer] = []  # the last ones
 _NO_TOKEN = grpc.StatusCode.UNAUTHENTICATED
 _REJECTED = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "a message is too large for it",
@@ -73,6 +79,7 @@ def open_channel(
         connect_by_call(channel, session_id, wait_s, settle)
     settled.wait(wait_s)
     channel.unsubscribe(on_state)
+    _watched_until_s[channel] = time.monotonic() + _CLOSE_AFTER_S
     if outcomes[:1] == [True]:
         return channel
     close_later(channel)
@@ -96,9 +103,19 @@ def _create_channel(target: VerifierTarget, security: LinkSecurity, timeout_s: f
 def close_later(channel: Any) -> None:
     """Closes the channel once gRPC's thread that watches its state, until 200 ms after the connection was made,
     has ended: it would die with a traceback."""
-    timer = threading.Timer(_CLOSE_AFTER_S, channel.close)
+    wait_s = _watched_until_s.get(channel, 0.0) - time.monotonic()
+    timer = threading.Timer(max(0.0, wait_s), channel.close)
     timer.daemon = True
+    _closing.append(timer)
+    del _closing[:-_MOST_CLOSING]
     timer.start()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Waits until the last channels are closed: gRPC's threads must not meet the end of the interpreter."""
+    for timer in _closing:
+        timer.join(_CLOSE_AFTER_S)
 
 
 def translate(error: grpc.RpcError, address: str) -> OutriderError:
