@@ -29,6 +29,8 @@ _SETTINGS = frozenset(  # of a run that a measurement uses
     (
         "verifier",
         "lookup_ngram",
+        "suffix_tokens",
+        "datastore",
         "draft_threads",
         "draft_backend",
         "draft_device",

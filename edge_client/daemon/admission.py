@@ -37,10 +37,11 @@ class Admission:
         """Raises `ApiError` 429 where a request of `number` texts finds no room to run or wait, 503 when stopping."""
         if self.is_stopping:
             raise stopping()
-        num_there, most = self.num_running + self.num_waiting, self.max_running + self.max_waiting
+        most = self.max_running + self.max_waiting
         if number > most:
             raise invalid("n", f"times the prompts is {number} texts; this daemon takes {most} at a time")
-        if num_there + number > most:
+        num_turns = max(0, self.max_running - self.num_running)  # where bounds fell, more than may may run
+        if number > num_turns + self.max_waiting - self.num_waiting:
             message = f"{self.num_running} texts are generated and {self.num_waiting} wait, of at most {most}"
             raise busy(message, self.retry_after_s)
 

@@ -155,6 +155,10 @@ class Daemon:
         if self.template is None:
             message = _NO_TEMPLATE.format(self.directory)
             raise ApiError(400, message, param="messages", code="no_chat_template")
+        if self.tool_family is None and any(
+            "tool_calls" in each or each["role"] == "tool" for each in parsed.messages
+        ):
+            raise unsupported("messages", f"calls of tools: {_NO_TOOLS.format(self.template.origin)}")
         tools = [tool.definition for tool in parsed.tool_use.tools] if parsed.tool_use else None
         return [tuple(encode(self.template.render(parsed.messages, tools), is_complete=True))]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ class Answer:
         self._tokenizer, self._family = daemon.edge.tokenizer, daemon.tool_family
         self._ended: dict[int, Prepared] = {}
         self._whole: dict[int, dict[str, object]] = {}
-        self._is_begun = False
+        self._is_begun, self._has_head = False, asyncio.Event()
 
     async def write(
         self,
@@ -71,6 +72,8 @@ class Answer:
         if not self._is_begun:
             self._is_begun = True
             await self._wire.start_stream(None, ignored_note(self._parsed))
+            self._has_head.set()
+        await self._has_head.wait()  # another choice may be sending it
         if chunk := shaper.first_chunk():
             await self._wire.send_chunks([chunk])
         session = prepared.session

@@ -19,7 +19,7 @@ from outrider.edge_client.drafting.export.safetensors_dir import TensorDirectory
 from outrider.edge_client.drafting.export.weights import DecoderWeights
 from outrider.edge_client.drafting.export.writer import INT8_ACTIVATIONS
 from outrider.edge_client.drafting.spec import DraftSpec
-from outrider.edge_client.tokenization.chat_template import CONFIG_FILE, TEMPLATE_FILE
+from outrider.edge_client.tokenization.chat_template import CONFIG_FILE, TEMPLATE_FILE, TOOL_TEMPLATE_FILE
 
 Progress = Callable[[int, int, str], None]  # steps done, steps in all, what is being done
 
@@ -221,8 +221,9 @@ def _write_spec(out_dir: Path, source: Source, graph: BuiltGraph) -> DraftSpec:
 def _copy_chat_template(hf_dir: Path, out_dir: Path) -> None:
     """Copies the chat template for `edge-client chat` and `serve`; it is no part of the draft's
     fingerprint."""
-    for name in (TEMPLATE_FILE, CONFIG_FILE):
+    for name in (TEMPLATE_FILE, TOOL_TEMPLATE_FILE, CONFIG_FILE):
         if (hf_dir / name).is_file():
+            (out_dir / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(hf_dir / name, out_dir / name)
 
 

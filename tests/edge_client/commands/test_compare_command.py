@@ -172,6 +172,23 @@ def test_what_cannot_be_compared_is_refused(
     assert message in capsys.readouterr().err
 
 
+def test_a_retrieval_is_a_candidate_with_its_datastore(
+    draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "text").write_text("def f(x):\n    return x\n" * 40)
+    store = tmp_path / "store"
+    assert (
+        main(["draft", "datastore", "build", str(tmp_path / "text"), str(store), "--draft", str(draft)]) == 0
+    )
+    with serving(make_backend(draft)) as server:
+        flags = ["--verifier", f"127.0.0.1:{server.port}", "--measure-s", "0.1"]
+        compare = ["draft", "compare", str(draft), "retrieval", *flags]
+        assert main(compare) != 0 and "--datastore" in capsys.readouterr().err
+        main([*compare, "--datastore", str(store)])
+    said = capsys.readouterr()
+    assert "retrieval" in said.out or "too little was measured" in said.err
+
+
 def test_candidates_of_different_tokenizers_are_refused_by_name(
     draft: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

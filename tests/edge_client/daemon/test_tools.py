@@ -186,6 +186,10 @@ def test_a_template_without_tools_refuses_them(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="Qwen and Hermes, Llama 3, Mistral") as caught:
         ask(client, [USER], tools=TOOLS)
     assert caught.value.param == "tools"
+    call = {"id": "1", "type": "function", "function": {"name": "Stop", "arguments": "{}"}}
+    result = {"role": "tool", "tool_call_id": "1", "content": "17 degrees"}
+    with pytest.raises(openai.BadRequestError, match="calls of tools"):
+        ask(client, [USER, {"role": "assistant", "tool_calls": [call]}, result])
 
 
 # ------------------------------------------------------------------------------------------- the grammar

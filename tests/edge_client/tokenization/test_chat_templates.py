@@ -83,3 +83,20 @@ def test_a_file_that_is_missing_or_no_jinja_is_named(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% for %}")
     with pytest.raises(ModelError, match=r"chat_template.jinja holds .* not Jinja"):
         load_chat_template(tmp_path)
+
+
+@pytest.mark.parametrize("is_listed", [True, False], ids=["in the configuration", "in files"])
+def test_a_template_for_tools_is_used_with_tools_alone(tmp_path: Path, is_listed: bool) -> None:
+    plain, for_tools = "plain", "{{ tools | length }} tools"
+    if is_listed:
+        named = {"default": plain, "tool_use": for_tools}
+        listed = [{"name": name, "template": source} for name, source in named.items()]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": listed}))
+    else:
+        (tmp_path / "chat_template.jinja").write_text(plain)
+        (tmp_path / "additional_chat_templates").mkdir()
+        (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text(for_tools)
+    template = load_chat_template(tmp_path)
+    assert template is not None
+    assert template.render(MESSAGES) == template.render(MESSAGES, []) == "plain"
+    assert template.render(MESSAGES, [{"type": "function"}]) == "1 tools"
