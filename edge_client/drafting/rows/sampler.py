@@ -55,6 +55,11 @@ class DraftSampler:
         self._is_tempered = not self._is_greedy and is_unbiased and is_whole
 
     @property
+    def temperature(self) -> float:
+        """Returns the temperature that it samples at."""
+        return self._params.temperature
+
+    @property
     def has_supports(self) -> bool:
         """Returns whether tokens are sampled from supports."""
         return self._num_support > 0
