@@ -11,6 +11,7 @@ from outrider.edge_client.drafting.learned.files import check_directory, head_pa
 from outrider.edge_client.drafting.learned.head import LearnedHead
 from outrider.edge_client.drafting.rows.rows import Rows
 
+_FIXED_BYTES = 2 + 2 * 5 + 2 * 2  # of a token's entry: its header, two float fields, the headers of two lists
 _SAVE_EVERY = 500  # learned tokens; a save takes some milliseconds
 
 
@@ -72,3 +73,9 @@ class Learner:
         path = head_path(self.directory, self._draft_fingerprint, self._target_fingerprint)
         save_head(path, head, self._draft_fingerprint, self._target_fingerprint)
         self._num_saved = head.counts.num_tokens
+
+
+def num_bytes(logprobs: Sequence[TokenLogprobs]) -> int:
+    """Returns what log-probabilities take in a message (docs/protocol.md), where no float of theirs is 0."""
+    ids = [token_id for entry in logprobs for token_id in entry.top_token_ids]
+    return _FIXED_BYTES * len(logprobs) + sum(4 + (max(1, each.bit_length()) + 6) // 7 for each in ids)
