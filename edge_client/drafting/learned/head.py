@@ -23,9 +23,10 @@ from outrider.common.types import TokenIds, TokenLogprobs
 from outrider.edge_client.drafting.rows.rows import Rows
 
 NUM_TOP = 8  # of the target's log-probabilities a token; with 20 acceptance is the same to .001
-CANDIDATE_NATS = 7.0  # ids that are less likely than e^-7 of the likeliest do not change
+CANDIDATE_NATS = 5.0  # ids that are less likely than e^-5 of the likeliest do not change
 _KEY_TOKENS = 16  # before a position: with its number they tell which row a verdict belongs to
 _MAX_SEEN = 4096  # rows kept for a verdict, of all sessions; some 1 KB each
+_LEAST_STEP = 2e-3  # of a probability; smaller errors are left
 _CONSTANT = 0.3  # the last feature: what an id gains or loses whatever the state
 _SEED = 2310_07177
 
@@ -44,10 +45,12 @@ class HeadSettings:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """Holds a row before its verdict: of the candidates, rising ids and their probabilities by the draft alone."""
+    """Holds a row before its verdict: of the candidates, rising ids and their probabilities."""
 
     ids: NDArray[np.int64]
-    probs: Floats
+    probs: Floats  # by the draft alone
+    adapted: Floats  # with the head as it was then
+    total: float  # of `probs`
     features: Floats
 
 
@@ -95,22 +98,27 @@ class LearnedHead:
         """
         assert rows.hidden is not None, "the draft's graph returns no states"
         logits, probs = rows.logits[index], rows.probs[index]
-        ids = np.flatnonzero(logits > logits.max() - CANDIDATE_NATS)
+        ids = (logits > logits.max() - CANDIDATE_NATS).nonzero()[0]
         features = self._features(rows.hidden[index])
-        seen = _Seen(ids, probs[ids], features)
+        change = self.table.take(ids, axis=0) @ features
+        known, factors = probs.take(ids), np.exp(change)
+        adapted = known * factors
+        total = float(known.sum())
+        scale = 1.0 / (1.0 - total + float(adapted.sum()))
+        adapted *= np.float32(scale)
         with self._lock:
-            self._seen[key_of(position, before)] = seen
+            self._seen[key_of(position, before)] = _Seen(ids, known, adapted, total, features)
             if len(self._seen) > _MAX_SEEN:
                 self._seen.popitem(last=False)
         if not self.is_drafting:
             return
-        change = self.table[ids] @ features
         logits[ids] += change
-        _scale(probs, ids, change)
+        probs *= np.float32(scale)
+        probs[ids] = adapted
         if rows.tempered_logits is not rows.logits:
-            change /= np.float32(temperature or 1.0)
+            change *= np.float32(1.0 / (temperature or 1.0))
             rows.tempered_logits[index][ids] += change
-            _scale(rows.tempered_probs[index], ids, change)
+            _rescale(rows.tempered_probs[index], ids, np.exp(change))
 
     def learn(self, position: int, before: Sequence[int], target: TokenLogprobs) -> None:
         """Judges the draft and the head on the target's token at `position`, then takes one step. Does nothing where
@@ -119,15 +127,17 @@ class LearnedHead:
             seen = self._seen.pop(key_of(position, before), None)
             if seen is None or not target.top_token_ids:
                 return
-            wanted, places = _wanted(seen, target)
+            places, told, left = _told(seen, target)
             if not len(places):
                 return
-            change = self.table[seen.ids] @ seen.features
-            adapted = seen.probs * np.exp(change - change.max())
-            adapted *= seen.probs.sum() / adapted.sum()
-            self._judge(wanted[places], seen.probs[places], adapted[places])
-            step = (self.settings.rate * (adapted - wanted)).astype(np.float32)
-            self.table[seen.ids] -= step[:, None] * seen.features
+            known, adapted = seen.probs[places], seen.adapted[places]
+            self._judge(told, known, adapted)
+            rest = seen.total - float(known.sum())  # of the ids that the target did not tell: they keep their shares
+            step = seen.adapted - seen.probs * np.float32(left / rest if rest > 0 else 0.0)
+            step[places] = adapted - told
+            moved = (np.abs(step) > _LEAST_STEP).nonzero()[0]
+            step = step[moved] * np.float32(self.settings.rate)
+            self.table[seen.ids[moved]] -= step[:, None] * seen.features
 
     def _features(self, hidden: Floats) -> Floats:
         size = float(np.sqrt(hidden @ hidden)) or 1.0
@@ -154,26 +164,21 @@ def key_of(position: int, before: Sequence[int]) -> tuple[int, TokenIds]:
     return position, tuple(before[-_KEY_TOKENS:])
 
 
-def _wanted(seen: _Seen, target: TokenLogprobs) -> tuple[Floats, NDArray[np.int64]]:
-    """Returns the target's probabilities of the candidates, and the places among them of those that it told: the others
-    share the rest as the draft has it."""
+def _told(seen: _Seen, target: TokenLogprobs) -> tuple[NDArray[np.int64], Floats, float]:
+    """Returns the places among the candidates of the ids that the target told, their probabilities by it, and what it
+    leaves for the other candidates."""
     top_ids = np.array(target.top_token_ids)
-    top_probs = np.exp(np.array(target.top_logprobs, np.float32))
-    places = np.minimum(np.searchsorted(seen.ids, top_ids), len(seen.ids) - 1)
-    is_there = seen.ids[places] == top_ids
-    places, told = places[is_there], top_probs[is_there]
-    wanted = seen.probs.copy()
-    wanted[places] = 0
-    rest = float(wanted.sum())
-    left = max(0.0, float(seen.probs.sum()) - float(top_probs.sum()))
-    wanted *= left / rest if rest > 0 else 0.0
-    wanted[places] = told
-    return wanted, places
+    told = np.exp(np.array(target.top_logprobs, np.float32))
+    left = max(0.0, seen.total - float(told.sum()))
+    places = seen.ids.searchsorted(top_ids)
+    is_there = seen.ids.take(places, mode="clip") == top_ids
+    return places[is_there], told[is_there], left
 
 
-def _scale(probs: Floats, ids: NDArray[np.int64], change: Floats) -> None:
-    """Makes `probs` what a softmax gives after `change` was added to the logits of `ids`."""
-    old = probs[ids]
-    new = old * np.exp(change)
-    probs[ids] = new
-    probs /= 1.0 + float(new.sum()) - float(old.sum())
+def _rescale(probs: Floats, ids: NDArray[np.int64], factors: Floats) -> None:
+    """Makes `probs` the softmax after the weights of `ids` were multiplied by `factors`."""
+    known = probs.take(ids)
+    new = known * factors
+    scale = np.float32(1.0 / (1.0 - float(known.sum()) + float(new.sum())))
+    probs *= scale
+    probs[ids] = new * scale
