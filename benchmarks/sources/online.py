@@ -1,11 +1,11 @@
 """`src.online_stale` and `src.online_safe`: what the learned head of a draft brings, and what it costs.
 
 A stale draft is one that was distilled for an earlier checkpoint of the embedded target: its graph is taken from the
-repository's history and exported as today's are. The constants of `HeadSettings` were chosen with the draft of the first
-checkpoint and today's on HumanEval prompts;
-the draft of the second checkpoint and today's are judged on the embedded prompts. Today's target writes every text; a draft is fed it token by token, so that each position is judged. Acceptance
-there is the chance, over the noise that both sides share, that both choose the same token: with the processed p and q it
-is Σᵢ 1 / Σⱼ max(pⱼ/pᵢ, qⱼ/qᵢ) (Daliri et al. 2024, 2408.07978), computed, not sampled.
+repository's history and exported as today's are. The constants of `HeadSettings` were chosen with the draft of the
+first checkpoint and today's on HumanEval prompts; the draft of the second checkpoint and today's are judged on the
+embedded prompts. Today's target writes every text; a draft is fed it token by token, so that each position is judged.
+Acceptance there is the chance, over the noise that both sides share, that both choose the same token: with the tempered
+p and q it is Σᵢ 1 / Σⱼ max(pⱼ/pᵢ, qⱼ/qᵢ) (Daliri et al. 2024, 2408.07978), computed, not sampled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.results_file import ROOT, Found
 from benchmarks.sources.playing import prompt_ids, target, write
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.common.errors import UsageError
-from outrider.common.types import SamplingParams, TokenLogprobs
+from outrider.common.types import TokenLogprobs
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.learned.head import NUM_TOP, HeadSettings, LearnedHead
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
@@ -102,7 +102,9 @@ def learn(positions: Sequence[Position], settings: HeadSettings) -> tuple[dict[s
     spent_s = 0.0
     for index, each in enumerate(positions):
         rows = rows_of(each.logits[None].copy(), TEMPERATURE)
-        rows = Rows(rows.logits, rows.probs, rows.tempered_logits, rows.tempered_probs, hidden=each.hidden[None])
+        rows = Rows(
+            rows.logits, rows.probs, rows.tempered_logits, rows.tempered_probs, hidden=each.hidden[None]
+        )
         base = rows.tempered_probs[0].copy()
         start_s = time.perf_counter()
         head.adapt(rows, 0, TEMPERATURE, len(each.before), each.before[-16:])
@@ -146,7 +148,12 @@ def run() -> Found:
             "share",
             at_least(0.03),
         ),
-        Measure("src.online_stale_all", "the same over all of them, the first ones included", stale["gain"], "share"),
+        Measure(
+            "src.online_stale_all",
+            "the same over all of them, the first ones included",
+            stale["gain"],
+            "share",
+        ),
         judged(
             "src.online_safe",
             f"acceptance that today's draft loses over {NUM_LEARNED} tokens, {what}",
@@ -198,4 +205,5 @@ def _told(row: Floats, token_id: int) -> TokenLogprobs:
 
 def _softmax(scores: Floats) -> Floats:
     weights: Floats = np.exp(scores - scores.max())
-    return weights / weights.sum()
+    weights /= weights.sum()
+    return weights

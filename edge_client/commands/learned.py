@@ -28,7 +28,8 @@ def main(namespace: argparse.Namespace) -> int:
     if not paths:
         print(f"{directory} has no learned heads")
     if namespace.learned_verb == "show":
-        return int(not all([_show(path) for path in paths]))
+        can_read = [_show(path) for path in paths]  # each is shown, whatever another is
+        return int(not all(can_read))
     for path in paths:
         path.unlink()
         print(f"{path} removed")
@@ -50,5 +51,7 @@ def _show(path: Path) -> bool:
     base, head = (counts[f"{name}_overlap"] / max(1, number) for name in ("base", "head"))
     print(f"  {number} tokens judged: overlap with the target {base:.3f} alone, {head:.3f} with the head")
     is_drafting = facts["gain"] > facts["settings"]["margin"]
-    print(f"  lately {facts['gain']:+.4f} with it: {'it drafts' if is_drafting else 'the draft drafts alone'}")
+    print(
+        f"  lately {facts['gain']:+.4f} with it: {'it drafts' if is_drafting else 'the draft drafts alone'}"
+    )
     return True

@@ -171,7 +171,9 @@ def make_report(
         "stats": result.stats.summary(result.origins),
     }
     if edge.config.logprobs:
-        report["logprobs"] = [_logprobs(edge.tokenizer, entry, edge.config.logprobs) for entry in result.logprobs]
+        report["logprobs"] = [
+            _logprobs(edge.tokenizer, entry, edge.config.logprobs) for entry in result.logprobs
+        ]
     return report
 
 

@@ -68,8 +68,9 @@ class DraftConfig:
     )
     learn: Path | None = option(
         None,
-        "learn a head for the draft from the target's 8 likeliest tokens at each position, which verdicts then carry, and "
-        "keep it in DIR; it drafts while it was better than the draft alone. Needs --method coupled; the text is the same",
+        "learn a head for the draft from the target's 8 likeliest tokens at each position, which verdicts then carry, "
+        "and keep it in DIR; it drafts while it was better than the draft alone. Goes with --method coupled; the text "
+        "stays the same",
         metavar="DIR",
         key="learn",
     )

@@ -93,9 +93,9 @@ class EdgeSession:
     """Generates once. `verifier` is None in edge-only mode, `draft` in cloud-only and co-located mode.
 
     `decode` turns an id into the text that became final with it; `renew_decode` makes another that has seen
-    the prompt alone, which a rollback needs (None: `decode` has no state). `acceptance_prior` is shared with other
-    sessions of the same draft, and so is `learner`. The session closes `verifier`, not `draft`. `clock` is for edge-only mode: the other
-    modes use the verifier's.
+    the prompt alone, which a rollback needs (None: `decode` has no state). `acceptance_prior` and `learner` are
+    shared with other sessions of the same draft. The session closes `verifier`, not `draft`. `clock` is for edge-only
+    mode: the other modes use the verifier's.
     """
 
     def __init__(

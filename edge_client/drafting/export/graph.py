@@ -13,8 +13,9 @@ token sees a slot, `spec.HIDDEN` where it does not. So the nodes of a tree can s
 which a node comes after its ancestors.
 Layers with a sliding window also hide the slots that are too far back by a token's position: the slot of a committed
 token is its position, and a tree is never as deep as a window is long.
-`model.norm.out` [1, k, hidden_size] is what the head reads; a run computes it anyway. `probs` is softmax(logits), `tempered_logits` logits / temperature (float32 `[1]`), `tempered_probs` its
+`probs` is softmax(logits), `tempered_logits` logits / temperature (float32 `[1]`), `tempered_probs` its
 softmax.
+`model.norm.out` [1, k, hidden_size] is what the head reads; nothing is computed for it alone.
 Operators of the domain `com.microsoft` are onnxruntime's.
 """
 

@@ -66,8 +66,8 @@ def read_facts(path: Path) -> dict[str, Any]:
 
 
 def load_head(path: Path, head: LearnedHead, draft_fingerprint: str, target_fingerprint: str) -> None:
-    """Fills a head from its file. Raises `ModelError` where the file is damaged, of another version, draft or target, or
-    was learned with other settings."""
+    """Fills a head from its file. Raises `ModelError` where the file is damaged, of another version, draft or target,
+    or was learned with other settings."""
     facts, table = _read(path)
     wanted = {
         "draft": (facts["draft_fingerprint"], draft_fingerprint),
@@ -94,9 +94,7 @@ def _read(path: Path) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.float
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ModelError(f"{path} is damaged: {_way_out(path)}") from error
     if version != _VERSION:
-        raise ModelError(
-            f"{path} has version {version}, this release reads {_VERSION}: {_way_out(path)}"
-        )
+        raise ModelError(f"{path} has version {version}, this release reads {_VERSION}: {_way_out(path)}")
     return facts, table
 
 

@@ -35,8 +35,8 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class HeadSettings:
-    """Holds what was chosen on some drafts and prompts, and is judged on others by `make bench-sources`: ranks 16 to 192,
-    rates .5 and 1, windows 200 and 400, margins .002 and .004."""
+    """Holds what was chosen on some drafts and prompts, of ranks 16 to 192, rates .5 and 1, windows 200 and 400 and
+    margins .002 and .004, and is judged on others by `make bench-sources`."""
 
     rank: int = 32
     rate: float = 1.0
@@ -133,7 +133,9 @@ class LearnedHead:
                 return
             known, adapted = seen.probs[places], seen.adapted[places]
             self._judge(told, known, adapted)
-            rest = seen.total - float(known.sum())  # of the ids that the target did not tell: they keep their shares
+            rest = seen.total - float(
+                known.sum()
+            )  # of the ids that the target did not tell: they keep their shares
             step = seen.adapted - seen.probs * np.float32(left / rest if rest > 0 else 0.0)
             step[places] = adapted - told
             moved = (np.abs(step) > _LEAST_STEP).nonzero()[0]
