@@ -131,7 +131,7 @@ def run() -> Found:
     """Returns the measures of both drafts that are judged."""
     settings = HeadSettings()
     with TemporaryDirectory() as scratch:
-        texts = write(prompt_ids("embedded"), TEMPERATURE, 96, first_seed=500)
+        texts = write(prompt_ids("embedded") * 2, TEMPERATURE, 96, first_seed=500)  # two seeds each
         drafts = {"stale": stale_draft("second", Path(scratch)), "today": EMBEDDED / "draft"}
         found, details = {}, {}
         for name, directory in drafts.items():
