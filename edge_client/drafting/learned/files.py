@@ -86,7 +86,7 @@ def load_head(path: Path, head: LearnedHead, draft_fingerprint: str, target_fing
 
 def _read(path: Path) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.float32]]]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             facts, table = json.loads(str(file["facts"])), file["table"]
         HeadSettings(**facts["settings"])
         LearnedCounts(**facts["counts"])
