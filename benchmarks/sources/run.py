@@ -15,6 +15,7 @@ STAGES: tuple[str, ...] = (
     "fresh",
     "retrieval",
     "staged",
+    "online",
     "export_shapes",
     "export_auto",
     "compare",

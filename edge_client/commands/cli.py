@@ -11,7 +11,7 @@ from outrider.common.config.loader import with_values
 from outrider.common.errors import OutriderError
 from outrider.common.printable import one_line
 from outrider.common.process.extras import needs_extra
-from outrider.edge_client.commands import datastore
+from outrider.edge_client.commands import datastore, learned
 from outrider.edge_client.commands.parser import VERBS, import_verb, make_parser
 from outrider.edge_client.config.flags import grammar_texts, load_run_config
 
@@ -56,6 +56,8 @@ def _dispatch(namespace: argparse.Namespace) -> int:
     if namespace.verb == "draft":
         if namespace.draft_verb == "datastore":
             return datastore.main(namespace)
+        if namespace.draft_verb == "learned":
+            return learned.main(namespace)
         from outrider.edge_client.commands.export import main as export
 
         return export(namespace)

@@ -14,7 +14,7 @@ from outrider.common.config.arguments import VerbParser
 from outrider.common.errors import UsageError
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.version import own_version
-from outrider.edge_client.commands import datastore
+from outrider.edge_client.commands import datastore, learned
 from outrider.edge_client.commands.compare import add_arguments as add_compare_arguments
 from outrider.edge_client.config.flags import COLOUR_NOTE, CONFIG_NOTE, add_config, add_grammar_files
 
@@ -145,6 +145,7 @@ def _add_draft(draft: argparse.ArgumentParser) -> None:
     add_dropout = verbs.add_parser("add-dropout", help="write the --mc-dropout variant for an exported draft")
     add_dropout.add_argument("draft_dir", type=Path, metavar="DRAFT_DIR", help="an exported draft")
     datastore.add_arguments(verbs.add_parser("datastore", help="index texts for --draft-strategy retrieval"))
+    learned.add_arguments(verbs.add_parser("learned", help="show or remove what --learn DIR has learned"))
     compare = verbs.add_parser("compare", help="measure drafts with a verifier, and recommend one")
     add_compare_arguments(compare)
     for parser in (export, add_dropout):

@@ -171,16 +171,20 @@ def make_report(
         "stats": result.stats.summary(result.origins),
     }
     if edge.config.logprobs:
-        report["logprobs"] = [_logprobs(edge.tokenizer, entry) for entry in result.logprobs]
+        report["logprobs"] = [
+            _logprobs(edge.tokenizer, entry, edge.config.logprobs) for entry in result.logprobs
+        ]
     return report
 
 
-def _logprobs(tokenizer: EdgeTokenizer, entry: TokenLogprobs | None) -> dict[str, object] | None:
+def _logprobs(
+    tokenizer: EdgeTokenizer, entry: TokenLogprobs | None, num_top: int
+) -> dict[str, object] | None:
     """Returns a token's log-probabilities; None where the target gave none: kept unverified, or chosen here
     (method candidates)."""
     if entry is None:
         return None
-    top = zip(entry.top_token_ids, entry.top_logprobs, strict=True)
+    top = list(zip(entry.top_token_ids, entry.top_logprobs, strict=True))[:num_top]
     return {
         "raw_logprob": entry.raw_logprob,
         "processed_logprob": entry.processed_logprob,

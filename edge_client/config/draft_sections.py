@@ -66,6 +66,14 @@ class DraftConfig:
         metavar="FILE",
         key="datastore",
     )
+    learn: Path | None = option(
+        None,
+        "learn a head for the draft from the target's 8 likeliest tokens at each position, which verdicts then carry, "
+        "and keep it in DIR; it drafts while it was better than the draft alone. Goes with --method coupled; the text "
+        "stays the same",
+        metavar="DIR",
+        key="learn",
+    )
     threads: int = option(1, "CPU threads that the draft uses", metavar="N", minimum=1)
     backend: str = option(
         ONNX,

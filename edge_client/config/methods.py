@@ -8,6 +8,8 @@ from outrider.common.types import DRAFT_SOURCE, Method, MethodParams, ModelInfo
 from outrider.edge_client.config.preset_section import BIG_LITTLE
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
+from outrider.edge_client.drafting.backend import ONNX
+from outrider.edge_client.drafting.registry import WITHOUT_MODEL
 from outrider.edge_client.gate.gate import GateUse
 
 METHODS_OF = {  # settings that only some methods have
@@ -34,10 +36,31 @@ def check_method(config: RunConfig) -> None:
         raise UsageError(
             f"--draft-source {config.draft_source} goes with --mode co-located: in mode {config.mode} it drafts nothing"
         )
+    if config.draft.learn is not None and (why := _why_no_learning(config)):
+        raise UsageError(f"--learn {why}")
     if config.logprobs and config.mode is ExecutionMode.EDGE_ONLY:
         raise UsageError("--logprobs needs a target, and mode edge-only uses none")
     if config.outage.reverify and (why := why_no_reverify(config)):
         raise UsageError(f"--reverify {why}")
+
+
+def _why_no_learning(config: RunConfig) -> str:
+    """Returns why `--learn` is refused; empty where it can be used."""
+    method, draft = config.verification.method, config.draft
+    if method is not Method.COUPLED:
+        return (
+            f"goes with --method coupled, not with --method {method}: there the text depends on what is drafted, and "
+            "would change as the draft learns"
+        )
+    if config.mode is ExecutionMode.EDGE_ONLY:
+        return "needs a target to learn from, and mode edge-only uses none"
+    if draft.strategy in WITHOUT_MODEL:
+        return f"goes with a strategy that has a model, and --draft-strategy {draft.strategy} has none"
+    if draft.backend != ONNX:
+        return f"goes with --draft-backend {ONNX}, whose graph returns the state that is learned from"
+    if config.gate.variance is not None:
+        return "goes without --gate-variance: its graph measures the draft without the head"
+    return ""
 
 
 def draft_source(config: RunConfig) -> str:

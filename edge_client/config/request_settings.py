@@ -66,6 +66,7 @@ OF_DRAFT = (
     "suffix_tokens",
     "suffix_store",
     "datastore",
+    "learn",
     "draft_threads",
     "draft_backend",
     "draft_device",

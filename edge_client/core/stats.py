@@ -110,6 +110,8 @@ class SessionStats:
     num_marks_cleared: int = 0
     num_reverified_tokens: int = 0  # kept unverified, and then confirmed by the target
     num_rolled_back_tokens: int = 0  # dropped because one of them was not
+    num_learned_tokens: int = 0  # whose log-probabilities the draft's head was shown
+    learn_bytes_down: int = 0  # of their log-probabilities, part of `bytes_down`
     draft_load_ms: float = 0.0
     mc_dropout_ms: float | None = None  # of each drafted token, where the draft reports variance
     mc_dropout_ratio: float | None = None  # a drafted token with it : without
@@ -141,6 +143,8 @@ class SessionStats:
             "tokens_per_s": _rate(times),
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
+            "num_learned_tokens": self.num_learned_tokens,
+            "learn_bytes_down": self.learn_bytes_down,
             "bytes_up_per_draft_token": _ratio(sum(r.bytes_up for r in answered), drafted),
             "num_fallback_tokens": sum(o is Origin.FALLBACK for o in origins),
             "num_edge_only_tokens": sum(o is Origin.EDGE_ONLY for o in origins),

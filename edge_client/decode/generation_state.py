@@ -31,6 +31,7 @@ from outrider.edge_client.core.options import ExecutionMode, SessionOptions
 from outrider.edge_client.decode.proposer import Proposer
 from outrider.edge_client.decode.recorder import Recorder
 from outrider.edge_client.decode.token_buffer import TokenBuffer
+from outrider.edge_client.drafting.learned.learner import Learner, num_bytes
 from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
@@ -73,6 +74,7 @@ class GenerationState:
         window: RoundWindow | None = None,
         conditions: Conditions | None = None,
         acceptance_prior: AcceptancePrior | None = None,
+        head_learner: Learner | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.session_id: Final = session_id
@@ -90,6 +92,7 @@ class GenerationState:
         self.recorder: Final = Recorder(proposer.depth, self.window, shared, self.tree_policy)
         self.clock: Final = clock
         self._acceptance_prior = acceptance_prior  # of other generations
+        self.head_learner = head_learner  # with --learn
         # What learns from it, with `coupled` alone, whose acceptance it is.
         self._learner = conditions if options.method is Method.COUPLED else None
         self._model: ModelInfo | None = None
@@ -257,6 +260,8 @@ class GenerationState:
         """Notes that the verifier has the session. Tokens that were kept before anybody knew that they would
         end the sequence are dropped: only the target may end it."""
         self._model = opened.model
+        if self.head_learner is not None:
+            self.head_learner.meet(opened.model.target_fingerprint)
         self._must_open = False
         position = self.tokens.set_eos(opened.model.eos_token_ids)
         return [] if position is None else [self.roll_back(position)]
@@ -306,6 +311,15 @@ class GenerationState:
             num_left = len(self.tokens.to_judge)
             log.warning("%d tokens stay unverified: silent for %.0f s", num_left, silent_for_s)
             self._has_given_up = True
+
+    def learn(self, start: int, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Lets the draft's head learn from the target's log-probabilities of the tokens from `start` on."""
+        if self.head_learner is None or not logprobs:
+            return
+        self.head_learner.learn(self.tokens.chain.token_ids, start, logprobs)
+        stats = self.recorder.stats
+        stats.num_learned_tokens += len(logprobs)
+        stats.learn_bytes_down += num_bytes(logprobs)
 
     # --------------------------------------------------------------- acceptance between generations
 

@@ -39,6 +39,7 @@ def apply_verdict(state: GenerationState, round_: Round, answer: Answer) -> list
     num_known = tokens.position - round_.start
     added = state.add(token_ids[num_known:], origins[num_known:], verdict.logprobs[num_known:])
     events += added
+    state.learn(round_.start, verdict.logprobs)
     tokens.acknowledge(verdict.position)
     num_accepted = max(0, min(num_known, verdict.accepted_len) - round_.num_kept)
     num_accepted += sum(event.origin is Origin.ACCEPTED for event in added)

@@ -24,6 +24,9 @@ DROPOUT_FILE = "draft.dropout.onnx"  # the graph with a branch for MC dropout; i
 TOKENIZER_FILE = "tokenizer.json"
 ROW_OUTPUTS = ("logits", "probs", "tempered_logits", "tempered_probs")  # of the graph, each [k, num_tokens]
 POSITION_IDS, ATTENTION_BIAS, ROWS = TREE_INPUTS = ("position_ids", "attention_bias", "rows")
+HIDDEN_STATES = (
+    "model.norm.out"  # of the graph, [1, k, hidden_size]: what its head reads; older graphs lack it
+)
 HIDDEN = -1e4  # in `attention_bias`: a slot that a token does not see; exp(-1e4) is 0 in float32
 DROPOUT_MASKS = "dropout_masks"  # input of the variant, [samples, 1, width]; its outputs beside the rows are
 CANDIDATE_IDS = "candidate_ids"  # [candidates]

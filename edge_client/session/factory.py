@@ -29,8 +29,11 @@ from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.learned.head import NUM_TOP
+from outrider.edge_client.drafting.learned.learner import Learner
 from outrider.edge_client.drafting.onnx.runner import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
+from outrider.edge_client.drafting.union import UnionModel
 from outrider.edge_client.session.grammars import EdgeGrammars
 from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
@@ -79,6 +82,7 @@ class Edge:
     acceptance_prior: AcceptancePrior = field(default_factory=AcceptancePrior)
     surroundings: Surroundings = field(default_factory=Surroundings)
     grammars: EdgeGrammars | None = None  # None: no session has one
+    learner: Learner | None = None  # with --learn
 
     def session(
         self,
@@ -121,6 +125,7 @@ class Edge:
             conditions=conditions if is_observed else None,
             gate=create_gate(gating, self.draft, self.tokenizer.decoder),
             acceptance_prior=self.acceptance_prior,
+            learner=self.learner if options.mode.has_rounds else None,
             session_id=session_id,
             min_draft_s=config.min_draft_ms / 1e3,
             clock=self.surroundings.clock,
@@ -160,7 +165,7 @@ class Edge:
             method=config.verification.method,
             method_params=make_method_params(config),
             support_size=support_size(config),
-            num_logprobs=config.logprobs,
+            num_logprobs=self._num_logprobs(config),
             on_timeout=config.outage.on_timeout,
             recover_timeout_s=config.outage.recover_timeout_s,
             is_reverified=config.outage.reverify,
@@ -169,6 +174,12 @@ class Edge:
             tree=tree_budget(config),
             adapts_trees=tree_use(config) == "auto",
         )
+
+    def _num_logprobs(self, config: RunConfig) -> int:
+        """Returns how many of the target's likeliest tokens are asked for: what the user wants and what is learned
+        from."""
+        learns = self.learner is not None and config.mode.has_rounds
+        return max(config.logprobs, NUM_TOP) if learns else config.logprobs
 
     def _encode_word(self, word: str) -> TokenIds:
         return tuple(self.tokenizer.encode(word, is_complete=True))  # a word begins no text
@@ -179,6 +190,8 @@ class Edge:
             self.grammars.close()
         if self.draft is not None:
             self.draft.close()
+        if self.learner is not None:
+            self.learner.close()
 
 
 OpenDraft = Callable[[RunConfig, Path, EdgeTokenizer], DraftModel]
@@ -226,6 +239,7 @@ def create_edge(
         _dropout_cost(draft),
         surroundings=surroundings or Surroundings(),
         grammars=EdgeGrammars(directory / "tokenizer.json", tokenizer.num_tokens, eos_token_ids),
+        learner=_learner(config, draft),
     )
 
 
@@ -251,6 +265,18 @@ def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) 
             "restore that file, or export the draft again: `edge-client draft export`",
         )
     return draft
+
+
+def _learner(config: RunConfig, draft: DraftModel | None) -> Learner | None:
+    """Lets the draft learn with --learn. Raises `ModelError` for a draft that cannot, `UsageError` for a directory that
+    cannot be made."""
+    if config.draft.learn is None or draft is None:
+        return None
+    from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
+
+    model = draft.innermost if isinstance(draft, UnionModel) else draft
+    assert isinstance(model, OnnxDraftModel), "`check_method` refuses others"
+    return model.learn(config.draft.learn)
 
 
 def _dropout_cost(draft: DraftModel | None) -> DropoutCost | None:

@@ -33,6 +33,7 @@ from outrider.edge_client.decode.speculative import SpeculativeLoop
 from outrider.edge_client.decode.token_buffer import Decode, TokenBuffer
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.drafter import Drafter
+from outrider.edge_client.drafting.learned.learner import Learner
 from outrider.edge_client.gate.gate import Gate
 from outrider.edge_client.transport.connection import CancelledByUser
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
@@ -92,9 +93,9 @@ class EdgeSession:
     """Generates once. `verifier` is None in edge-only mode, `draft` in cloud-only and co-located mode.
 
     `decode` turns an id into the text that became final with it; `renew_decode` makes another that has seen
-    the prompt alone, which a rollback needs (None: `decode` has no state). `acceptance_prior` is shared with other
-    sessions of the same draft. The session closes `verifier`, not `draft`. `clock` is for edge-only mode: the other
-    modes use the verifier's.
+    the prompt alone, which a rollback needs (None: `decode` has no state). `acceptance_prior` and `learner` are
+    shared with other sessions of the same draft. The session closes `verifier`, not `draft`. `clock` is for edge-only
+    mode: the other modes use the verifier's.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class EdgeSession:
         conditions: Conditions | None = None,
         gate: Gate | None = None,
         acceptance_prior: AcceptancePrior | None = None,
+        learner: Learner | None = None,
         session_id: bytes | None = None,
         min_draft_s: float = 0.0,
         clock: Clock = SYSTEM_CLOCK,
@@ -137,6 +139,7 @@ class EdgeSession:
             window=window,
             conditions=conditions,
             acceptance_prior=acceptance_prior,
+            head_learner=learner,
             clock=clock,
         )
 
@@ -255,6 +258,8 @@ class EdgeSession:
         if state.proposer.drafter is not None:
             state.proposer.drafter.remember(state.tokens.chain.token_ids)
             state.proposer.drafter.close()
+        if state.head_learner is not None:
+            state.head_learner.ended()
         if state.verifier is None:
             return
         state.verifier.close(is_cancelled=state.tokens.finish is FinishReason.CANCELLED)

@@ -23,6 +23,8 @@ _FROM_STATS = (
     "net_ms",
     "bytes_up",
     "bytes_down",
+    "num_learned_tokens",
+    "learn_bytes_down",
     "pipelined_hit_rate",
     "num_wasted_draft_tokens",
     "num_gate_tokens",

@@ -176,6 +176,9 @@ def summary(
         parts.append(f"MC dropout {ms:.2f} ms a drafted token, {ratio:.2f} of plain drafting")
     if stats["bytes_up"]:
         parts.append(f"{stats['bytes_up']} bytes up, {stats['bytes_down']} down")
+    if stats["num_learned_tokens"]:
+        number, size = stats["num_learned_tokens"], stats["learn_bytes_down"]
+        parts.append(f"learned from {number} tokens ({size} of the bytes down)")
     if method not in (None, Method.COUPLED):
         approximate = "" if method.is_exact else f", {sum(result.token_is_approximate)} tokens approximate"
         parts.append(f"method {method}{approximate}")

@@ -15,6 +15,7 @@ Layers with a sliding window also hide the slots that are too far back by a toke
 token is its position, and a tree is never as deep as a window is long.
 `probs` is softmax(logits), `tempered_logits` logits / temperature (float32 `[1]`), `tempered_probs` its
 softmax.
+`model.norm.out` [1, k, hidden_size] is what the head reads; nothing is computed for it alone.
 Operators of the domain `com.microsoft` are onnxruntime's.
 """
 
@@ -29,7 +30,7 @@ from outrider.edge_client.drafting.export.hf_config import FULL, SLIDING, Decode
 from outrider.edge_client.drafting.export.pieces import GraphPieces
 from outrider.edge_client.drafting.export.weights import DecoderWeights
 from outrider.edge_client.drafting.export.writer import MICROSOFT, ValueInfo
-from outrider.edge_client.drafting.spec import ATTENTION_BIAS, POSITION_IDS, ROW_OUTPUTS, ROWS
+from outrider.edge_client.drafting.spec import ATTENTION_BIAS, HIDDEN_STATES, POSITION_IDS, ROW_OUTPUTS, ROWS
 
 EMBEDDING, HEAD = "embedding", "lm_head"  # names of tables
 
@@ -245,4 +246,5 @@ class GraphBuilder:
             ValueInfo(ROWS, "int64", ("k",)),
         ]
         rows = [ValueInfo(name, "float32", ("k", self._num_tokens)) for name in ROW_OUTPUTS]
-        return inputs + past, rows + present
+        hidden = ValueInfo(HIDDEN_STATES, "float32", (1, "k", config.hidden_size))
+        return inputs + past, [*rows, *present, hidden]

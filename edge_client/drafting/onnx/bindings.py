@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.edge_client.drafting.rows.rows import Rows
-from outrider.edge_client.drafting.spec import ATTENTION_BIAS, POSITION_IDS, ROW_OUTPUTS, ROWS
+from outrider.edge_client.drafting.spec import ATTENTION_BIAS, HIDDEN_STATES, POSITION_IDS, ROW_OUTPUTS, ROWS
 
 
 class Bound:
@@ -119,11 +119,13 @@ class TreeInputs:
 
 
 class RowOutputs:
-    """Binds the outputs of k rows, whose k changes from run to run, to one memory."""
+    """Binds the outputs of k rows, whose k changes from run to run, to one memory; with a `hidden_size` also the states
+    that the head reads."""
 
-    def __init__(self, binding: Any, num_tokens: int) -> None:
+    def __init__(self, binding: Any, num_tokens: int, hidden_size: int = 0) -> None:
         self._binding = binding
-        self._num_tokens = num_tokens
+        self._num_tokens, self._hidden_size = num_tokens, hidden_size
+        self._names = (*ROW_OUTPUTS, HIDDEN_STATES) if hidden_size else ROW_OUTPUTS
         self._views: dict[int, tuple[Rows, tuple[Bound, ...]]] = {}  # by k
         self._buffers: list[NDArray[np.float32]] = []  # [most rows so far, num_tokens] each
         self._num_bound = 0
@@ -134,7 +136,7 @@ class RowOutputs:
             self._add_view(num_rows)
         rows, bounds = self._views[num_rows]
         if num_rows != self._num_bound:
-            for name, bound in zip(ROW_OUTPUTS, bounds, strict=True):
+            for name, bound in zip(self._names, bounds, strict=True):
                 self._binding.bind_ortvalue_output(name, bound.value)
             self._num_bound = num_rows
         return rows
@@ -149,6 +151,10 @@ class RowOutputs:
             self._views, self._num_bound = {}, 0
             self._buffers = [np.zeros((num_rows, self._num_tokens), np.float32) for _ in ROW_OUTPUTS]
         logits, probs, tempered_logits, tempered_probs = (buffer[:num_rows] for buffer in self._buffers)
-        rows = Rows(logits, probs, tempered_logits, tempered_probs)
         bounds = tuple(map(Bound, (logits, probs, tempered_logits, tempered_probs)))
+        hidden = None
+        if self._hidden_size:
+            hidden = np.zeros((num_rows, self._hidden_size), np.float32)
+            bounds = (*bounds, Bound(hidden[None]))
+        rows = Rows(logits, probs, tempered_logits, tempered_probs, hidden=hidden)
         self._views[num_rows] = rows, bounds

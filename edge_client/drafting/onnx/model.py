@@ -10,6 +10,7 @@ from outrider.common.errors import ModelError, UsageError
 from outrider.common.process.extras import needs_extra
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.types import SamplingParams
+from outrider.edge_client.drafting.learned.learner import Learner
 from outrider.edge_client.drafting.onnx.runner import DropoutCost, measure_cost
 from outrider.edge_client.drafting.onnx.sequence import OnnxDraftSequence
 from outrider.edge_client.drafting.rows.dropout import DropoutPlan
@@ -17,6 +18,7 @@ from outrider.edge_client.drafting.spec import (
     DROPOUT_FILE,
     DROPOUT_MASKS,
     GRAPH_FILE,
+    HIDDEN_STATES,
     ROW_OUTPUTS,
     TREE_INPUTS,
     DraftSpec,
@@ -39,6 +41,7 @@ class OnnxDraftModel:
         self.fingerprint, self.tokenizer_fingerprint = spec.fingerprint, spec.tokenizer_fingerprint
         self.signal_names = ("nll", "entropy", "margin", *(("variance",) if dropout else ()))
         self._session: Any = session
+        self.learner: Learner | None = None  # of `learn`
 
     @classmethod
     def open(cls, directory: Path | str, *, threads: int = 1, has_variance: bool = False) -> Self:
@@ -80,8 +83,20 @@ class OnnxDraftModel:
         assert self._session is not None, "the draft is closed"
         check_sampling_params(sampling, self.num_tokens)
         return OnnxDraftSequence(
-            self._session, self.spec, sampling, num_prompt_tokens, num_support, self.dropout
+            self._session, self.spec, sampling, num_prompt_tokens, num_support, self.dropout, self.learner
         )
+
+    def learn(self, directory: Path) -> Learner:
+        """Lets a head learn, which is kept in a directory, and has all later sequences draft with it. Raises
+        `ModelError` for a draft that an older release exported, `UsageError` for a directory that cannot be made."""
+        names = {value.name for value in self._session.get_outputs()}
+        if HIDDEN_STATES not in names:
+            raise ModelError(
+                f"{self.directory} cannot learn: its graph has no output {HIDDEN_STATES}; export it again: "
+                "`edge-client draft export`"
+            )
+        self.learner = Learner(directory, self.fingerprint, self.num_tokens, self.spec.hidden_size)
+        return self.learner
 
     def close(self) -> None:
         """Releases the weights; open sequences keep them alive until they are closed."""

@@ -26,10 +26,16 @@ class OnnxRunner:
     so rollback is a smaller number."""
 
     def __init__(
-        self, session: Any, spec: DraftSpec, temperature: float, dropout: DropoutPlan | None = None
+        self,
+        session: Any,
+        spec: DraftSpec,
+        temperature: float,
+        dropout: DropoutPlan | None = None,
+        has_hidden: bool = False,
     ) -> None:
         """`temperature` is that of the tempered rows; 0, where nothing reads them, counts as 1. `dropout` is
-        the plan of a session over the variant for it, and None over the plain graph."""
+        the plan of a session over the variant for it, and None over the plain graph. `has_hidden`: rows have the states
+        that the head reads."""
         self._session = session
         self._spec = spec
         self._binding = session.io_binding()
@@ -39,7 +45,7 @@ class OnnxRunner:
         self._temperature = self._bind_input("temperature", np.float32)
         self.set_temperature(temperature)
         self._tree = TreeInputs(self._binding) if spec.takes_trees else None
-        self._rows = RowOutputs(self._binding, spec.num_tokens)
+        self._rows = RowOutputs(self._binding, spec.num_tokens, spec.hidden_size if has_hidden else 0)
         self._dropout = _Dropout(self._binding, dropout) if dropout else None
         self._kv: dict[str, Bound] = {}
         self._capacity = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
@@ -67,6 +67,11 @@ class Runner(Protocol):
         """Asserts that the buffers agree with each other."""
 
 
+Adapt = Callable[[Rows, int, float, int, Sequence[int]], None]
+"""Takes rows, the index of one, the temperature of the tempered ones, the position of the token that the row is about,
+and the last tokens before it; may change the row in place (`drafting.learned`)."""
+_NUM_BEFORE = 16  # tokens that it is told
+
 Its = TypeVar("Its", bound=Runner)
 
 
@@ -89,11 +94,14 @@ class KvSequence(RowsSequence, Generic[Its]):
         eos_token_ids: tuple[int, ...],
         num_prompt_tokens: int | None,
         chunk_size: int = CHUNK_SIZE,
+        adapt: Adapt | None = None,
     ) -> None:
-        """`runner` and `sampler` are made for the same temperature and seed; the runner is this sequence's alone."""
+        """`runner` and `sampler` are made for the same temperature and seed; the runner is this sequence's alone.
+        `adapt` is called once on every row before anything reads it."""
         super().__init__(sampler, num_tokens, max_context, num_prompt_tokens)
         self._eos_token_ids = eos_token_ids
         self._chunk_size = chunk_size
+        self._adapt = adapt
         self._runner: Its | None = runner
         self._cached: list[int] = []
         self._tree: TreeKv | None = None  # that starts after `cached`
@@ -178,6 +186,11 @@ class KvSequence(RowsSequence, Generic[Its]):
         bias = self._tree.add(paths)
         positions = [len(self._text) + len(path) - 1 for path in paths]
         rows = self._runner.feed_nodes([path[-1] for path in paths], positions, bias, self._tree.start)
+        if self._adapt is not None:
+            before = self._text[-_NUM_BEFORE:]
+            for index, path in enumerate(paths):
+                end = len(self._text) + len(path)
+                self._adapt(rows, index, self._sampler.temperature, end, [*before, *path])
         for index in range(len(paths)):
             yield rows.one(index), int(index == 0)
 
@@ -223,6 +236,9 @@ class KvSequence(RowsSequence, Generic[Its]):
                 return self._feed_ahead(token_ids, guessed[:room])
         rows = self._runner.feed(token_ids, len(self._cached))
         self._cached.extend(token_ids)
+        if self._adapt is not None:
+            before = self._cached[-_NUM_BEFORE:]
+            self._adapt(rows, 0, self._sampler.temperature, len(self._cached), before)
         return rows
 
     def _feed_ahead(self, token_ids: list[int], guessed: TokenIds) -> Rows:
@@ -232,6 +248,11 @@ class KvSequence(RowsSequence, Generic[Its]):
         bias = np.triu(np.full((len(fed), len(fed)), HIDDEN, np.float32), 1)
         self._ahead = self._runner.feed_nodes(fed, range(start, start + len(fed)), bias, start)
         self._cached += fed
+        if self._adapt is not None:
+            for index in range(len(fed)):
+                end = start + index + 1
+                before = self._cached[max(0, end - _NUM_BEFORE) : end]
+                self._adapt(self._ahead, index, self._sampler.temperature, end, before)
         return self._ahead.one(len(token_ids) - 1)
 
     def _feed_path(self, path: TokenIds) -> Rows:

@@ -62,6 +62,11 @@ class DraftSampler:
         return is_plain and not self._num_support and not self.keeps_runner_ups
 
     @property
+    def temperature(self) -> float:
+        """Returns the temperature that it samples at."""
+        return self._params.temperature
+
+    @property
     def has_supports(self) -> bool:
         """Returns whether tokens are sampled from supports."""
         return self._num_support > 0

@@ -1,0 +1,106 @@
+"""The learned head: it learns a shift, never drafts while it is worse, and is kept for one draft and one target."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from outrider.common.errors import ModelError
+from outrider.common.types import TokenLogprobs
+from outrider.edge_client.drafting.learned.files import head_path, head_paths, load_head, save_head
+from outrider.edge_client.drafting.learned.head import LearnedHead
+from outrider.edge_client.drafting.learned.learner import num_bytes
+from outrider.edge_client.drafting.rows.rows import Rows, rows_of
+
+NUM_TOKENS, HIDDEN, TEMPERATURE = 200, 32, 0.8
+RNG = np.random.default_rng(3)
+TABLE = RNG.standard_normal((NUM_TOKENS, HIDDEN)).astype(np.float32) * 0.5
+SHIFT = RNG.standard_normal((NUM_TOKENS, HIDDEN)).astype(np.float32) * 0.25
+
+
+def row_of(hidden: np.ndarray) -> Rows:
+    rows = rows_of((TABLE @ hidden)[None].astype(np.float32), TEMPERATURE)
+    return Rows(rows.logits, rows.probs, rows.tempered_logits, rows.tempered_probs, hidden=hidden[None])
+
+
+def told_of(logits: np.ndarray) -> TokenLogprobs:
+    logs = logits - np.log(np.exp(logits).sum())
+    top = np.argsort(-logs)[:8]
+    return TokenLogprobs(-1.0, -1.0, tuple(top.tolist()), tuple(logs[top].tolist()))
+
+
+def teach(head: LearnedHead, shift: np.ndarray, num_tokens: int, is_noise: bool = False) -> None:
+    rng = np.random.default_rng(5)
+    for position in range(num_tokens):
+        hidden = rng.standard_normal(HIDDEN).astype(np.float32)
+        head.adapt(row_of(hidden), 0, TEMPERATURE, position, (1, 2))
+        noise = rng.standard_normal(NUM_TOKENS) * 2 if is_noise else 0.0
+        head.learn(position, (1, 2), told_of((TABLE + shift) @ hidden + noise))
+
+
+def test_it_learns_a_planted_shift_and_rows_stay_softmaxes() -> None:
+    head = LearnedHead(NUM_TOKENS, HIDDEN)
+    teach(head, SHIFT, 1500)
+    counts = head.counts
+    assert counts.num_tokens == 1500 and head.is_drafting
+    assert head.gain > 0.03 and counts.drafted_overlap > counts.base_overlap
+    rows = row_of(np.ones(HIDDEN, np.float32))
+    before = rows.logits.copy()
+    head.adapt(rows, 0, TEMPERATURE, 9, (1,))
+    expected = rows_of(rows.logits, TEMPERATURE)
+    assert np.abs(rows.logits - before).max() > 0.01
+    assert np.allclose(rows.probs, expected.probs, atol=1e-6)
+    assert np.allclose(rows.tempered_probs, expected.tempered_probs, atol=1e-6)
+    assert np.allclose(rows.tempered_logits, expected.tempered_logits, atol=1e-5)
+
+
+def test_a_head_that_is_worse_never_drafts() -> None:
+    """The target is the draft, told with noise: there is nothing to learn, and every step does harm."""
+    head = LearnedHead(NUM_TOKENS, HIDDEN)
+    teach(head, np.zeros_like(SHIFT), 800, is_noise=True)
+    assert head.counts.head_overlap < head.counts.base_overlap + 0.05 * 800
+    head.table += RNG.standard_normal(head.table.shape).astype(np.float32)  # spoiled outright
+    head.gain = 1.0  # it is drafting
+    teach(head, np.zeros_like(SHIFT), 1500)
+    assert head.counts.num_drafting < 1400
+    head.table[:] = RNG.standard_normal(head.table.shape) * 3
+    head.gain = 0.0
+    rows, drafting = row_of(np.ones(HIDDEN, np.float32)), head.counts.num_drafting
+    before = rows.logits.copy()
+    head.adapt(rows, 0, TEMPERATURE, 3, ())
+    assert (rows.logits == before).all() and head.counts.num_drafting == drafting
+
+
+def test_a_verdict_on_another_text_teaches_nothing() -> None:
+    head = LearnedHead(NUM_TOKENS, HIDDEN)
+    head.adapt(row_of(np.ones(HIDDEN, np.float32)), 0, TEMPERATURE, 4, (1, 2))
+    head.learn(4, (1, 3), told_of(TABLE[:, 0]))
+    head.learn(5, (1, 2), told_of(TABLE[:, 0]))
+    assert head.counts.num_tokens == 0 and not head.table.any()
+
+
+def test_a_file_is_for_one_draft_and_one_target(tmp_path: Path) -> None:
+    head = LearnedHead(NUM_TOKENS, HIDDEN)
+    teach(head, SHIFT, 20)
+    path = head_path(tmp_path, "d" * 64, "t" * 64)
+    save_head(path, head, "d" * 64, "t" * 64)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600 and head_paths(tmp_path) == [path]
+    again = LearnedHead(NUM_TOKENS, HIDDEN)
+    load_head(path, again, "d" * 64, "t" * 64)
+    assert (again.table == head.table).all() and again.counts == head.counts and again.gain == head.gain
+    for draft, target, word in (("e", "t", "another draft"), ("d", "u", "another target")):
+        with pytest.raises(ModelError, match=f"{word}.*draft learned reset"):
+            load_head(path, again, draft * 64, target * 64)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ModelError, match="is damaged"):
+        load_head(path, again, "d" * 64, "t" * 64)
+
+
+def test_bytes_are_those_of_the_message() -> None:
+    from outrider.common.codec.responses_out import _encode_logprobs
+
+    entry = TokenLogprobs(-0.5, -0.25, (3, 200, 8000, 0), (-0.5, -1.0, -2.0, -3.0))
+    assert num_bytes([entry]) == _encode_logprobs(entry).ByteSize() + 2  # the field's header
