@@ -36,6 +36,11 @@ def check_method(config: RunConfig) -> None:
         raise UsageError(
             f"--draft-source {config.draft_source} goes with --mode co-located: in mode {config.mode} it drafts nothing"
         )
+    if config.draft.learn is not None and config.verification.method is not Method.COUPLED:
+        raise UsageError(
+            f"--method {config.verification.method} does not go with --learn, which goes with --method coupled: "
+            "elsewhere the text depends on what is drafted, and would change as the draft learns"
+        )
     if config.draft.learn is not None and (why := _why_no_learning(config)):
         raise UsageError(f"--learn {why}")
     if config.logprobs and config.mode is ExecutionMode.EDGE_ONLY:
@@ -46,12 +51,7 @@ def check_method(config: RunConfig) -> None:
 
 def _why_no_learning(config: RunConfig) -> str:
     """Returns why `--learn` is refused; empty where it can be used."""
-    method, draft = config.verification.method, config.draft
-    if method is not Method.COUPLED:
-        return (
-            f"goes with --method coupled, not with --method {method}: there the text depends on what is drafted, and "
-            "would change as the draft learns"
-        )
+    draft = config.draft
     if config.mode is ExecutionMode.EDGE_ONLY:
         return "needs a target to learn from, and mode edge-only uses none"
     if draft.strategy in WITHOUT_MODEL:

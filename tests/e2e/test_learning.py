@@ -77,6 +77,6 @@ def test_the_command_learns_shows_and_resets(
     assert stats["num_learned_tokens"] > 0 and stats["learn_bytes_down"] > 0
     assert "tokens judged: overlap with the target" in edge("draft", "learned", "show", str(tmp_path)).stdout
     refused = edge(*run, "--method", "sparse")
-    assert refused.returncode == 2 and "--learn goes with --method coupled" in refused.stderr
+    assert refused.returncode == 2 and "goes with --method coupled" in refused.stderr
     assert "removed" in edge("draft", "learned", "reset", str(tmp_path)).stdout
     assert not list(tmp_path.iterdir())
