@@ -107,13 +107,13 @@ def learn(positions: Sequence[Position], settings: HeadSettings) -> tuple[dict[s
         )
         base = rows.tempered_probs[0].copy()
         start_s = time.perf_counter()
-        head.adapt(rows, 0, TEMPERATURE, len(each.before), each.before[-16:])
+        head.adapt(rows, 0, TEMPERATURE, len(each.before), each.before)
         middle_s = time.perf_counter()
         wanted = _softmax(each.target_logits / TEMPERATURE)
         alone[index] = same_chance(wanted, base)
         drafted[index] = same_chance(wanted, rows.tempered_probs[0]) if head.is_drafting else alone[index]
         again_s = time.perf_counter()
-        head.learn(len(each.before), each.before[-16:], each.told)
+        head.learn(len(each.before), each.before, each.told)
         spent_s += middle_s - start_s + time.perf_counter() - again_s
     return {"alone": alone, "drafted": drafted, "us": 1e6 * spent_s / len(positions)}, head
 

@@ -36,21 +36,27 @@ def check_method(config: RunConfig) -> None:
         raise UsageError(
             f"--draft-source {config.draft_source} goes with --mode co-located: in mode {config.mode} it drafts nothing"
         )
-    if config.draft.learn is not None and config.verification.method is not Method.COUPLED:
-        raise UsageError(
-            f"--method {config.verification.method} does not go with --learn, which goes with --method coupled: "
-            "elsewhere the text depends on what is drafted, and would change as the draft learns"
-        )
-    if config.draft.learn is not None and (why := _why_no_learning(config)):
-        raise UsageError(f"--learn {why}")
+    if config.draft.learn is not None:
+        _check_learning(config)
     if config.logprobs and config.mode is ExecutionMode.EDGE_ONLY:
         raise UsageError("--logprobs needs a target, and mode edge-only uses none")
     if config.outage.reverify and (why := why_no_reverify(config)):
         raise UsageError(f"--reverify {why}")
 
 
+def _check_learning(config: RunConfig) -> None:
+    """Raises `UsageError` for what `--learn` does not go with; a request to the daemon may choose the method."""
+    if config.verification.method is not Method.COUPLED:
+        raise UsageError(
+            f"--method {config.verification.method} does not go with --learn, which goes with --method coupled: "
+            "elsewhere the text depends on what is drafted, and would change as the draft learns"
+        )
+    if why := _why_no_learning(config):
+        raise UsageError(f"--learn {why}")
+
+
 def _why_no_learning(config: RunConfig) -> str:
-    """Returns why `--learn` is refused; empty where it can be used."""
+    """Returns why `--learn` is refused beside the method; empty where it can be used."""
     draft = config.draft
     if config.mode is ExecutionMode.EDGE_ONLY:
         return "needs a target to learn from, and mode edge-only uses none"

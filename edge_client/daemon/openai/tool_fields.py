@@ -42,7 +42,7 @@ def _list(name: str, value: object) -> list[object]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise invalid(name, "must be a list", "invalid_type")
+        raise fields.type_error(name, value, "a list")
     return value
 
 

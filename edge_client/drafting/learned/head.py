@@ -20,11 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.types import TokenIds, TokenLogprobs
+from outrider.edge_client.drafting.rows.kv_sequence import NUM_BEFORE
 from outrider.edge_client.drafting.rows.rows import Rows
 
 NUM_TOP = 8  # of the target's log-probabilities a token; with 20 acceptance is the same to .001
 CANDIDATE_NATS = 5.0  # ids that are less likely than e^-5 of the likeliest do not change
-_KEY_TOKENS = 16  # before a position: with its number they tell which row a verdict belongs to
 _MAX_SEEN = 4096  # rows kept for a verdict, of all sessions; some 1 KB each
 _LEAST_STEP = 2e-3  # of a probability; smaller errors are left
 _CONSTANT = 0.3  # the last feature: what an id gains or loses whatever the state
@@ -95,7 +95,8 @@ class LearnedHead:
     def adapt(self, rows: Rows, index: int, temperature: float, position: int, before: Sequence[int]) -> None:
         """Keeps row `index` for the verdict on the token at `position`, and changes it in place where the head drafts.
 
-        `before` are the tokens before that position, or the last 16 of them; `temperature` is that of the tempered row.
+        `before` are the tokens before that position, or the last `NUM_BEFORE` of them; `temperature` is that of the
+        tempered row.
         """
         assert rows.hidden is not None, "the draft's graph returns no states"
         logits, probs = rows.logits[index], rows.probs[index]
@@ -164,7 +165,7 @@ class LearnedHead:
 
 def key_of(position: int, before: Sequence[int]) -> tuple[int, TokenIds]:
     """Returns what a row and the verdict on it have in common."""
-    return position, tuple(before[-_KEY_TOKENS:])
+    return position, tuple(before[-NUM_BEFORE:])
 
 
 def _told(seen: _Seen, target: TokenLogprobs) -> tuple[NDArray[np.int64], Floats, float]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from outrider.common.types import TokenIds, TokenLogprobs
 from outrider.edge_client.drafting.learned.files import check_directory, head_path, load_head, save_head
 from outrider.edge_client.drafting.learned.head import LearnedHead
+from outrider.edge_client.drafting.rows.kv_sequence import NUM_BEFORE
 from outrider.edge_client.drafting.rows.rows import Rows
 
 _FIXED_BYTES = 2 + 2 * 5 + 2 * 2  # of a token's entry: its header, two float fields, the headers of two lists
@@ -52,7 +53,7 @@ class Learner:
         """Learns from the target's log-probabilities of the tokens of `text` from position `start` on."""
         if (head := self.head) is not None:
             for position, entry in enumerate(logprobs, start):
-                before: TokenIds = tuple(text[max(0, position - 16) : position])
+                before: TokenIds = tuple(text[max(0, position - NUM_BEFORE) : position])
                 head.learn(position, before, entry)
 
     def ended(self) -> None:

@@ -70,7 +70,7 @@ class Runner(Protocol):
 Adapt = Callable[[Rows, int, float, int, Sequence[int]], None]
 """Takes rows, the index of one, the temperature of the tempered ones, the position of the token that the row is about,
 and the last tokens before it; may change the row in place (`drafting.learned`)."""
-_NUM_BEFORE = 16  # tokens that it is told
+NUM_BEFORE = 16  # tokens that it is told: with the position they tell which row a verdict belongs to
 
 Its = TypeVar("Its", bound=Runner)
 
@@ -187,7 +187,7 @@ class KvSequence(RowsSequence, Generic[Its]):
         positions = [len(self._text) + len(path) - 1 for path in paths]
         rows = self._runner.feed_nodes([path[-1] for path in paths], positions, bias, self._tree.start)
         if self._adapt is not None:
-            before = self._text[-_NUM_BEFORE:]
+            before = self._text[-NUM_BEFORE:]
             for index, path in enumerate(paths):
                 end = len(self._text) + len(path)
                 self._adapt(rows, index, self._sampler.temperature, end, [*before, *path])
@@ -237,7 +237,7 @@ class KvSequence(RowsSequence, Generic[Its]):
         rows = self._runner.feed(token_ids, len(self._cached))
         self._cached.extend(token_ids)
         if self._adapt is not None:
-            before = self._cached[-_NUM_BEFORE:]
+            before = self._cached[-NUM_BEFORE:]
             self._adapt(rows, 0, self._sampler.temperature, len(self._cached), before)
         return rows
 
@@ -251,7 +251,7 @@ class KvSequence(RowsSequence, Generic[Its]):
         if self._adapt is not None:
             for index in range(len(fed)):
                 end = start + index + 1
-                before = self._cached[max(0, end - _NUM_BEFORE) : end]
+                before = self._cached[max(0, end - NUM_BEFORE) : end]
                 self._adapt(self._ahead, index, self._sampler.temperature, end, before)
         return self._ahead.one(len(token_ids) - 1)
 

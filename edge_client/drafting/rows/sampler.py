@@ -100,7 +100,7 @@ class DraftSampler:
         if self._grammar is not None:
             is_allowed = self._allowed(rows, output_ids)
             if self._is_plain_row and rows.candidates is None and np.count_nonzero(is_allowed) <= _FEW:
-                return self._sample_few(rows, is_allowed.nonzero()[0], start + offset)
+                return self._sample_few(rows, is_allowed.nonzero()[0], self._position(start, offset))
             rows = constrained(rows, is_allowed, self._params.temperature)
         probs = rows.probs[0]
         top_id = int(probs.argmax())
@@ -133,9 +133,7 @@ class DraftSampler:
         if self._is_greedy:
             ids, sums = top_scores(scores[0], MAX_CONTINUATIONS, _MOST_GAP)
         else:
-            if not offset:
-                self._noise.drop_before(start)
-            noise = self._noise.row(start + offset, scores.shape[1])
+            noise = self._noise.row(self._position(start, offset), scores.shape[1])
             ids, sums = coupled_top(scores[0], noise, MAX_CONTINUATIONS, _MOST_GAP)
         return Continuations(tuple(ids.tolist()), tuple((sums[:1] - sums).tolist()), DRAFT_SOURCE)
 
@@ -163,9 +161,7 @@ class DraftSampler:
             support = make_support(scores[0], self._num_support)
             token_id = sample_support(support, first_word(self._params.seed, Purpose.DRAFT, start, offset))
             return token_id, support_prob(support, token_id), support
-        if not offset:
-            self._noise.drop_before(start)
-        noise = self._noise.row(start + offset, scores.shape[1])
+        noise = self._noise.row(self._position(start, offset), scores.shape[1])
         if self.keeps_runner_ups:
             token_id, second, gap = coupled_two(scores[0], noise)
             self.runner_up = RunnerUp(second, gap)
@@ -174,6 +170,12 @@ class DraftSampler:
         if self._is_tempered:
             return token_id, float(rows.tempered_probs[0, token_id]), None
         return token_id, _softmax_at(scores[0], token_id), None
+
+    def _position(self, start: int, offset: int) -> int:
+        """Returns the position whose noise is wanted; a draft that begins drops the noise of those before."""
+        if not offset:
+            self._noise.drop_before(start)
+        return start + offset
 
     def _constrained(self, rows: Rows, output_ids: Sequence[int]) -> Rows:
         """Returns what the grammar leaves of a row after `output_ids`; without one the row itself."""

@@ -6,7 +6,7 @@ import atexit
 import threading
 import time
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import grpc
 
@@ -21,9 +21,8 @@ from outrider.edge_client.transport.link.targets import VerifierTarget, parse_ta
 MAX_MESSAGE_BYTES = 64 << 20
 _DIAGNOSIS_S = 1.0
 _CLOSE_AFTER_S = 0.4  # gRPC's thread that watches a channel's state polls every 200 ms
-_MOST_CLOSING = 64  # that an end of the process waits for
 _watched_until_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-_closing: list[threading.Timer] = []  # the last ones
+_closing: WeakSet[threading.Timer] = WeakSet()
 _NO_TOKEN = grpc.StatusCode.UNAUTHENTICATED
 _REJECTED = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "a message is too large for it",
@@ -106,16 +105,16 @@ def close_later(channel: Any) -> None:
     wait_s = _watched_until_s.get(channel, 0.0) - time.monotonic()
     timer = threading.Timer(max(0.0, wait_s), channel.close)
     timer.daemon = True
-    _closing.append(timer)
-    del _closing[:-_MOST_CLOSING]
+    _closing.add(timer)
     timer.start()
 
 
 @atexit.register
 def _close_all() -> None:
     """Waits until the last channels are closed: gRPC's threads must not meet the end of the interpreter."""
-    for timer in _closing:
-        timer.join(_CLOSE_AFTER_S)
+    end_s = time.monotonic() + 2 * _CLOSE_AFTER_S
+    for timer in list(_closing):
+        timer.join(max(0.0, end_s - time.monotonic()))
 
 
 def translate(error: grpc.RpcError, address: str) -> OutriderError:

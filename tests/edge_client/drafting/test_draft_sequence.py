@@ -335,6 +335,7 @@ def test_a_few_allowed_ids_are_sampled_among_as_all_are(
         for each in logits:
             sampled.append(sampler.sample(rows_of(each, temperature), len(output), 0, (), output))
             output.append(sampled[-1][0])
+        assert not any(position in sampler._noise for position in range(len(logits) - 1)), "kept for nothing"
         found.append(sampled)
     few, whole = found
     assert [each[0] for each in few] == [each[0] for each in whole]
