@@ -33,11 +33,11 @@ $(DEMO_STAMP): pyproject.toml
 demo: $(DEMO_STAMP) ## start a verifier on loopback and decode with the embedded pair, four ways
 	$(PY) -m outrider.experiments.demo $(ARGS)
 
-WORKERS ?= 2
+WORKERS ?= 3
 # A run starts a hundred processes: what the first compiled, the others read.
 test test-slow: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP) ## the tests that CI runs, WORKERS=2 files at a time; 0 for one process
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --durations 10 $(ARGS)
+test: $(STAMP) ## the tests that CI runs, WORKERS=3 files at a time; 0 for one process
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10 $(ARGS)
 
 test-slow: $(STAMP) ## the full matrices
 	$(PY) -m pytest -m 'slow or not slow' --timeout 1800 $(ARGS)

@@ -20,6 +20,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         import outrider.kernels.host  # noqa: F401 - compiles as it is imported
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the file whose tests take longest first: at the end one worker would run it while the others have ended."""
+    items.sort(key=lambda item: item.path.name != "test_triton_kernels.py")
+
+
 @pytest.fixture
 def note(record_property: Callable[[str, object], None]) -> Note:
     """Keeps a line about what a test measured for the end of the run, whichever worker ran it."""

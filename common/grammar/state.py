@@ -134,8 +134,11 @@ class GrammarState:
         return words
 
     def allows(self, path: Sequence[int], token_id: int) -> bool:
-        """Returns whether an id may follow the output and a path after it."""
-        return bool(self.allowed(path)[token_id >> 5] >> (token_id & 31) & 1)
+        """Returns whether an id may follow the output and a path after it; asks for no mask unless it ends the text."""
+        if token_id in self._grammar.eos_token_ids:
+            return bool(self.allowed(path)[token_id >> 5] >> (token_id & 31) & 1)
+        self._catch_up()
+        return self._end is None and self._step_to((*path, token_id))
 
     def _allowed(self, path: TokenIds) -> Words:
         self._catch_up()

@@ -73,6 +73,12 @@ _SIZES: dict[str, tuple[Callable[[str, str], float], str, str]] = {  # by flag: 
 DEFAULT_BYTES_PER_PARAM = (0.5, 2.0)  # an INT4 draft, a bfloat16 target
 _CONTEXT = 4096  # tokens of a session
 _MEMORY_FLAGS = ("--weights", "--kv", "--gpu-memory", "--target-kv", "--sessions", "--context")
+_OF_MEASURING = {  # destinations by flag
+    "--json-schema": "json_schema_file",
+    "--grammar": "grammar_file",
+    "--regex": "regex",
+    "--prompt": "prompt",
+}
 _EXAMPLES = {"--t-draft": "10ms", "--t-target": "70ms", "--rtt": "50ms", "--alpha": "0.8"}
 _MEASURING = frozenset(  # settings of a run that a measurement uses
     (
@@ -182,6 +188,9 @@ def _add_memory_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(namespace: argparse.Namespace) -> int:
     """Prints the plan and returns 0, whether speculation pays or not. Raises `OutriderError`."""
+    for flag, dest in _OF_MEASURING.items():
+        if getattr(namespace, dest, None) and not namespace.measure:
+            raise UsageError(f"{flag} goes with --measure HOST:PORT, which it changes")
     memory = _memory(namespace)
     if memory is not None and not _asks_for_times(namespace):
         print(

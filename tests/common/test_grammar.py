@@ -53,6 +53,18 @@ def walk(grammar: Grammar, seed: int, num_tokens: int) -> list[int]:
     return output
 
 
+@pytest.mark.parametrize("grammar", [schema(SCHEMA), LARK, regex("[ab]{2}c")], ids=["schema", "lark", "regex"])
+def test_single_ids_are_allowed_as_masks_say(grammar: Grammar) -> None:
+    """After the output and after paths, those that leave the grammar or end the text among them."""
+    state, text = state_of(compiled(grammar)), walk(compiled(grammar), seed=2, num_tokens=10)
+    state.extend(text[:3])
+    for path in (text[3:3], text[3:5], text[3:], [*text[3:], EOS], [77]):
+        allowed = ids_in(state.allowed(path))
+        rng = np.random.default_rng(len(path))
+        asked = {EOS, NUM_TOKENS - 1, *sorted(allowed)[:40], *rng.integers(0, NUM_TOKENS, 200).tolist()}
+        assert {each for each in asked if state.allows(path, each)} == allowed & asked
+
+
 def test_only_what_the_schema_allows_may_follow() -> None:
     state = state_of(compiled(schema(SCHEMA)))
     assert {vocabulary().text(each) for each in ids_in(state.allowed())} == {"{"}

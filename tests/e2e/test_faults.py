@@ -43,7 +43,7 @@ def random_rounds(seed: int) -> frozenset[int]:
 
 @pytest.mark.parametrize("kind", ["lose_reply", "duplicate", "late_older", "drop_stream"])
 @pytest.mark.parametrize("transport", ["stream", "unary"])
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_under_wait_a_fault_on_the_link_leaves_no_trace_in_the_text(
     tiny_verifier: VerifierProcess, own_draft: DraftModel, kind: str, transport: str, seed: int
 ) -> None:
@@ -231,8 +231,15 @@ def check_steady(result: SessionResult, kept: list[int], deadline_s: float) -> N
 
 
 @timed
-@pytest.mark.parametrize("policy", [OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY])
-@pytest.mark.parametrize("transport", ["stream", "unary"])
+@pytest.mark.parametrize(
+    ("transport", "policy"),
+    [
+        ("stream", OnTimeout.FIRST_TOKEN),
+        ("unary", OnTimeout.EDGE_ONLY),
+        pytest.param("unary", OnTimeout.FIRST_TOKEN, marks=pytest.mark.slow),
+        pytest.param("stream", OnTimeout.EDGE_ONLY, marks=pytest.mark.slow),
+    ],
+)
 def test_an_outage_is_bridged_by_marked_tokens_and_the_text_is_aligned_again_on_return(
     tiny_verifier: VerifierProcess, own_draft: DraftModel, policy: OnTimeout, transport: str, is_timed: bool
 ) -> None:

@@ -39,6 +39,13 @@ from outrider.experiments.shared.processes import VerifierProcess
 from outrider.experiments.shared.prompts import load_prompts
 
 METHODS = pytest.mark.parametrize("method", list(Method))
+FEW_METHODS = pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=[] if method in (Method.COUPLED, Method.BLOCK) else [pytest.mark.slow])
+        for method in Method
+    ],
+)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +77,7 @@ def check_whole(result: SessionResult, num_new: int) -> None:
 
 
 @METHODS
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_at_temperature_0_every_method_writes_what_cloud_only_writes(
     tiny_verifier: VerifierProcess,
     own_draft: DraftModel,
@@ -436,7 +443,7 @@ def test_the_embedded_pair_writes_whole_texts_within_100_bytes_a_drafted_token(
     note(f"{method}: {up:.1f} bytes up a drafted token, {accepted}/{drafted} accepted")
 
 
-@METHODS
+@FEW_METHODS
 def test_the_embedded_pair_at_temperature_0_writes_what_cloud_only_writes(
     embedded: VerifierProcess, embedded_draft: DraftModel, method: Method
 ) -> None:

@@ -93,8 +93,15 @@ class StreamFirst(ModePolicy):
 
 
 @timed
-@pytest.mark.parametrize("policy", [OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY])
-@pytest.mark.parametrize("is_streamed", [False, True])
+@pytest.mark.parametrize(
+    ("is_streamed", "policy"),
+    [
+        (True, OnTimeout.FIRST_TOKEN),
+        (False, OnTimeout.EDGE_ONLY),
+        pytest.param(False, OnTimeout.FIRST_TOKEN, marks=pytest.mark.slow),
+        pytest.param(True, OnTimeout.EDGE_ONLY, marks=pytest.mark.slow),
+    ],
+)
 def test_an_outage_is_bridged_as_the_policy_says_whatever_was_under_way(
     tiny_verifier: VerifierProcess,
     own_draft: DraftModel,

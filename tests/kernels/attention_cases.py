@@ -66,7 +66,7 @@ def test_a_wrong_block_is_seen() -> None:
 @pytest.mark.parametrize(
     ("dtype", "rule", "is_fp8"),
     [
-        (torch.float32, RULES[0], False),
+        pytest.param(torch.float32, RULES[0], False, marks=pytest.mark.slow),
         (torch.bfloat16, AttentionRule(window=KEYS + 9, softcap=4.0), False),
         (torch.bfloat16, RULES[0], True),
     ],

@@ -72,7 +72,7 @@ def steps_of(backend: TransformersBackend) -> list[Logits]:
     return found
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["auto", pytest.param("fp8", marks=pytest.mark.slow)])
 def test_replayed_steps_have_the_logits_of_the_decoder_for_a_cpu(tmp_path: Path, kv_dtype: str) -> None:
     num_layers = 2 if kv_dtype == "auto" else 1  # the second one has the window
     directory = make_tiny_target(

@@ -117,7 +117,9 @@ class Planted(ProductWay):
         return by_place
 
 
-@pytest.mark.parametrize("decoder", ["lean", "cuda", "transformers"])
+@pytest.mark.parametrize(
+    "decoder", ["cuda", *(pytest.param(each, marks=pytest.mark.slow) for each in ("lean", "transformers"))]
+)
 def test_a_target_whose_library_fails_writes_the_same_texts_through_the_kernel(
     decoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

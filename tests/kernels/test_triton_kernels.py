@@ -10,12 +10,13 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.timeout(900)  # 100 s on an idle machine, twice that beside others
-def test_the_interpreted_kernels_pass_their_cases():
+@pytest.mark.timeout(900)  # 80 s on an idle machine, twice that beside others
+@pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_the_interpreted_kernels_pass_their_cases(marked):
     """One process for all: most of a file's time would be the start of its own."""
     cases = sorted(map(str, Path(__file__).parent.glob("*_cases.py")))
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", *cases],
+        [sys.executable, "-m", "pytest", "-m", marked, "--no-header", "-p", "no:cacheprovider", *cases],
         env=os.environ | {"TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

@@ -33,6 +33,7 @@ _NOT_FINITE = "the draft's logits are not finite; its weights or its export are 
 _FEW = 512  # allowed ids; they are cheaper by themselves than as a part of all
 _MOST_GAP = 8.0  # nats below the first continuation; one that scores less is never worth a node
 
+_CERTAIN = Signals(entropy_bits=0.0, nll=0.0, margin=1.0)  # of the only id that is allowed
 # Token id, the probability it was sampled with, signals, and the support it was sampled from, if any.
 Sampled = tuple[int, float, Signals, Support | None]
 
@@ -193,6 +194,8 @@ class DraftSampler:
 
     def _sample_few(self, rows: Rows, ids: NDArray[np.intp], position: int) -> Sampled:
         """Samples among a few allowed ids, by the formulas of all: what is excluded has no part in any sum."""
+        if len(ids) == 1:  # half the places of a schema's output
+            return int(ids[0]), 1.0, _CERTAIN, None
         logits = rows.logits[0, ids]
         weights = np.exp(logits - logits.max())
         probs = weights / weights.sum()

@@ -71,7 +71,7 @@ def agrees(backend: TransformersBackend, found: Logits, expected: Logits) -> Non
         assert np.abs(found - expected).max() < 1e-4
 
 
-@pytest.mark.parametrize("num_nodes", [3, 17, 64])
+@pytest.mark.parametrize("num_nodes", [3, pytest.param(17, marks=pytest.mark.slow), 64])
 def test_a_node_has_the_logits_of_its_path(backend: TransformersBackend, num_nodes: int) -> None:
     """Alone and beside chains and another tree, across the ends of blocks and spans."""
     rng = np.random.default_rng(num_nodes)

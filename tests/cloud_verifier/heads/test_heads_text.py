@@ -132,7 +132,7 @@ def make_prompt(seed: int, length: int) -> TokenIds:
     [
         (("llama", "lean"), Method.COUPLED),
         (("llama", "lean"), Method.SPARSE),
-        (("llama", "cuda"), Method.COUPLED),
+        pytest.param(("llama", "cuda"), Method.COUPLED, marks=pytest.mark.slow),
         (("gpt2", "transformers"), Method.COUPLED),
         pytest.param(("llama", "cuda"), Method.SPARSE, marks=pytest.mark.slow),
         pytest.param(("gpt2", "transformers"), Method.SPARSE, marks=pytest.mark.slow),

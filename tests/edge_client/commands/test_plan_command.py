@@ -222,6 +222,8 @@ def test_json_labels_what_is_given_assumed_and_predicted(capsys: pytest.CaptureF
         (["--bandwidth-up", "0"], "--bandwidth-up 0: not a rate above 0; write 10mbit"),
         (["--max-draft-tokens", "0"], "--max-draft-tokens 0: want at least 1"),
         (["--price-per-hour", "-1"], "--price-per-hour -1.0: want a price of at least 0"),
+        (["--regex", "a+"], "--regex goes with --measure HOST:PORT"),
+        (["--json-schema", "schema.json"], "--json-schema goes with --measure HOST:PORT"),
     ],
 )
 def test_a_mistake_is_named_with_its_flag(

@@ -322,7 +322,7 @@ def test_a_few_allowed_ids_are_sampled_among_as_all_are(
 ) -> None:
     from support.grammars import NUM_TOKENS, compiled, regex
 
-    params = SamplingParams(temperature=temperature, seed=5, grammar=compiled(regex("[a-e]{1,40}")))
+    params = SamplingParams(temperature=temperature, seed=5, grammar=compiled(regex("[a-e]{3}x[a-e]{1,40}")))
     rng, found = np.random.default_rng(1), []
     logits = [rng.normal(0, 4, (1, NUM_TOKENS)).astype(np.float32) for _ in range(12)]
     for most in (512, 0):
