@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.house.code import circles, largest_folder, loose_modules, num_levels, room_graph
-from benchmarks.house.source import import_graph, read_modules
+from benchmarks.house.source import Module, import_graph, read_modules
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = {
@@ -36,6 +37,12 @@ ALLOWED = {
 EXCEPTIONS = ("cloud_verifier/engine/colocated/", "cloud_verifier/heads/")
 HEAVY = {"torch", "transformers", "bitsandbytes", "safetensors"}
 TORCH_DRAFT = "edge_client/drafting/pytorch/"
+
+
+@functools.cache
+def our_modules() -> list[Module]:
+    """Returns all modules of the repository, parsed once for all tests."""
+    return read_modules(ROOT)
 
 
 def imports_of(path: Path) -> set[str]:
@@ -115,23 +122,23 @@ def test_protobuf_stays_at_the_edge_of_the_code() -> None:
 
 
 def test_no_module_imports_itself_through_others() -> None:
-    assert not circles(import_graph(read_modules(ROOT)))
+    assert not circles(import_graph(our_modules()))
 
 
 @pytest.mark.parametrize(("package", "max_levels"), [("edge_client", 8), ("cloud_verifier", 6)])
 def test_rooms_import_one_way_on_few_levels(package: str, max_levels: int) -> None:
-    rooms = room_graph(read_modules(ROOT), package)
+    rooms = room_graph(our_modules(), package)
     assert not circles(rooms)
     assert num_levels(rooms) <= max_levels
 
 
 def test_rooms_stay_small() -> None:
-    modules = read_modules(ROOT)
+    modules = our_modules()
     assert len(loose_modules(modules)) <= 12
     folder, size = largest_folder(modules)
     assert size <= 18, folder
 
 
 def test_every_folder_says_what_belongs_there() -> None:
-    inits = [module for module in read_modules(ROOT) if module.parts[-1] == "__init__"]
+    inits = [module for module in our_modules() if module.parts[-1] == "__init__"]
     assert not ["/".join(module.parts) for module in inits if not ast.get_docstring(module.tree)]

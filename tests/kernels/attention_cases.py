@@ -139,6 +139,7 @@ def load(directory: Path) -> Callable[[str], TransformersBackend]:
     return load_through_kernel
 
 
+@pytest.mark.slow  # 9 s
 def test_exact_rows_keep_the_kernel_and_trees(load: Callable[[str], TransformersBackend]) -> None:
     backend = load("bfloat16")
     use_exact_rows(backend, "on")

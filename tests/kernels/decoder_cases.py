@@ -95,6 +95,7 @@ def test_replayed_steps_have_the_logits_of_the_decoder_for_a_cpu(tmp_path: Path,
         assert np.array_equal(ours, theirs)
 
 
+@pytest.mark.slow  # 8 s
 def test_exact_rows_are_found_through_graphs_of_the_products_that_are_tried(tmp_path: Path) -> None:
     directory = make_tiny_target(tmp_path / "model", "qwen3", num_layers=1, max_context=101, **SIZES)
     capture = RunAgain()

@@ -240,7 +240,7 @@ def test_without_a_verifier_it_is_not_ready_and_says_so() -> None:
             with pytest.raises(openai.InternalServerError) as caught:
                 client.completions.create(model="outrider", prompt="x", stream=True)
             assert caught.value.status_code == 503 and caught.value.code == "verifier_unreachable"
-            extras = {"outrider": {"mode": "edge-only"}}
+            extras = {"outrider": {"mode": "edge-only", "ignore_eos": True}}
             alone = client.completions.create(model="outrider", prompt="x", max_tokens=4, extra_body=extras)
             assert alone.usage.model_extra["outrider"]["num_unverified_tokens"] == 4
 
