@@ -188,12 +188,12 @@ class GrowingContexts(TokenText):
 def longest_match(
     every: Iterable[Contexts], context: bytes, most: int, min_match: int = 1
 ) -> tuple[int, list[tuple[Contexts, list[int]]]]:
-    """Returns the length of the longest run that occurred anywhere, and its places, at most `most` of each; 0 and none
-    for a run of less than `min_match` tokens."""
+    """Returns the length of the longest run that occurred anywhere, and its places, at most `most` of each; none for a
+    run of less than `min_match` tokens."""
     lengths = [(contexts, contexts.match(context)) for contexts in every]
     longest = max((length for _, length in lengths), default=0)
     if longest < min_match:
-        return 0, []
+        return longest, []
     return longest, [
         (each, each.ends(context, longest, most)) for each, length in lengths if length == longest
     ]

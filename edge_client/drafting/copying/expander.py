@@ -21,7 +21,8 @@ class CopyExpander:
     """Tells, for one tree, every token that followed the longest run, the most frequent first, of equally frequent ones
     the most recent. A gap is the logarithm of the ratio of two counts.
 
-    A path that one of the tokens told leads to needs no search: its places are the next ones.
+    A path that one of the tokens told leads to needs no search: its places are the next ones. Neither does one whose
+    run must be too short: with each token it grows by one at most.
     """
 
     num_runs = 0
@@ -33,6 +34,8 @@ class CopyExpander:
         tokens; `name` begins the sources' names."""
         self._text, self._searched, self._name, self._most = text, searched, name, most
         self._min_match = min_match
+        self._nothing = Continuations((), (), f"{name}-{_range(0)}")
+        # By path. Without places the length is a bound of that of the longest run.
         self._found: dict[TokenIds, tuple[int, _Places]] = {}
 
     def expand(self, paths: Sequence[TokenIds]) -> list[Continuations]:
@@ -42,21 +45,31 @@ class CopyExpander:
     def tell(self, path: TokenIds) -> Continuations:
         """Returns what followed the text and a path."""
         length, counts = self.count(path)
+        if not counts:
+            return self._nothing
         gaps = tuple(math.log(counts[0][1] / count) for _, count in counts)
         return Continuations(
             tuple(token_id for token_id, _ in counts), gaps, f"{self._name}-{_range(length)}"
         )
 
     def count(self, path: TokenIds) -> tuple[int, list[tuple[int, int]]]:
-        """Returns the length of the longest run, and the tokens that followed it with their counts."""
+        """Returns the length of the longest run, and the tokens that followed it with their counts; without any the
+        length means nothing."""
         length, places = self._find(path)
+        if not places:
+            return length, []
         followers = (contexts.follower(end, path) for contexts, ends in places for end in ends)
         return length, Counter(each for each in followers if each is not None).most_common(MAX_CONTINUATIONS)
 
     def _find(self, path: TokenIds) -> tuple[int, _Places]:
         found = self._follow(path)
         if found is None:
-            found = longest_match(self._searched, self._text.context_after(path), self._most, self._min_match)
+            before = self._found.get(path[:-1]) if path else None
+            if before is not None and before[0] + 1 < self._min_match:
+                found = before[0] + 1, []
+            else:
+                context = self._text.context_after(path)
+                found = longest_match(self._searched, context, self._most, self._min_match)
         self._found[path] = found
         return found
 

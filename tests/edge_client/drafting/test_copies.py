@@ -78,6 +78,41 @@ def test_a_search_finds_the_longest_run_and_all_that_followed_it(
         assert (length, sorted(each for each in found if each is not None)) == naive_followers(known, newest)
 
 
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=60),
+    st.lists(st.integers(1, 3), min_size=20, max_size=60),
+    st.lists(st.integers(1, 3), max_size=12),
+)
+def test_searches_that_are_saved_would_have_found_nothing(
+    own: list[int], earlier: list[int], path: list[int]
+) -> None:
+    text = GrowingContexts()
+    text.extend(own)
+    searched = [text, sorted_contexts([earlier])]
+    saving, searching = (CopyExpander(text, searched, "suffix", 1000, min_match=4) for _ in range(2))
+    for length in range(len(path) + 1):
+        after = tuple(path[:length])
+        assert saving.tell(after) == searching.tell(after)
+        if not searching._found[after][1]:
+            searching._found[after] = 1000, []  # the next one is searched whatever was found here
+
+
+def test_a_run_that_must_be_too_short_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = []
+
+    def counted(*asked: object) -> object:
+        searches.append(asked)
+        return longest_match(*asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("outrider.edge_client.drafting.copying.expander.longest_match", counted)
+    text = GrowingContexts()
+    text.extend([1, 2, 3, 4, 5, 6])
+    expander = CopyExpander(text, [text], "suffix", 64, min_match=7)
+    for length in range(14):
+        assert not expander.tell(tuple(range(10, 10 + length))).token_ids
+    assert len(searches) == 2, "at the root, and where six more tokens could have made a run of seven"
+
+
 def test_of_many_places_a_growing_text_tells_the_newest_and_others_are_spread() -> None:
     text = [1, 2] * 50
     grown = GrowingContexts(1)
