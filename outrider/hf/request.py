@@ -39,6 +39,7 @@ REFUSED: dict[str, tuple[object, str]] = {
     "output_hidden_states": (False, _AT_TARGET),
 }
 _OF_LOCAL_LOOP = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position"}
+_LOCAL_CACHE = {"cache", "past_key_values"}  # transformers 5.24 renamed the second to the first
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def _check_inputs(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> N
     for name, value in model_kwargs.items():
         if value is None or name in _OF_LOCAL_LOOP:
             continue
-        if name != "past_key_values" or getattr(value, "_is_user_defined", False):
+        if name not in _LOCAL_CACHE or getattr(value, "_is_user_defined", False):
             raise UsageError(f"{name}: the verifier has no use for it", "give input_ids and attention_mask")
 
 

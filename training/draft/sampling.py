@@ -29,11 +29,11 @@ def continue_rows(
     """
     from transformers import DynamicCache
 
-    cache = DynamicCache(config=model.config)
+    cache = DynamicCache(config=model.config)  # given by place: transformers 5.24 renamed its keyword
     head = model.get_output_embeddings().weight[:num_ids]
     pieces, feed = [prompts], prompts
     for _ in range(num_tokens):
-        out = model.model(input_ids=feed, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        out = model.model(feed, None, None, cache, use_cache=True).last_hidden_state[:, -1]
         logits = (out.to(head.dtype) @ head.T).float()  # [rows, num_ids]
         if temperature:
             feed = torch.multinomial(torch.softmax(logits / temperature, -1), 1, generator=generator)
@@ -79,7 +79,7 @@ def continue_one(
     cache = DynamicCache(config=model.config)
     feed, new = torch.tensor([prompt]), []
     for index in range(num_tokens):
-        hidden = model.model(input_ids=feed, past_key_values=cache, use_cache=True).last_hidden_state[:, -1]
+        hidden = model.model(feed, None, None, cache, use_cache=True).last_hidden_state[:, -1]
         scores = (hidden @ model.get_output_embeddings().weight.T)[0]  # [vocab]
         if temperature > 0:
             assert noise is not None, "sampling needs noise"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import weakref
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from support.calls import eventually
 from support.models import make_tiny_target
 from support.processes.pairs import EMBEDDED
 from support.processes.server import serving
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, LlamaModel
 
 import outrider
 from outrider.cloud_verifier.backends.loading import load_target
@@ -273,6 +274,8 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"stopping_criteria": [Foreign()]}, "stopping_criteria: Foreign"
     yield {"do_sample": True, "top_p": 0.0}, "top_p"
     yield {"inputs_embeds": torch.zeros(1, 2, 256)}, "inputs_embeds|batch"
+    is_renamed = "cache" in inspect.signature(LlamaModel.forward).parameters  # by transformers 5.24
+    yield {"cache" if is_renamed else "past_key_values": DynamicCache()}, "(cache|past_key_values): the verifier"
     yield {"position_ids": torch.tensor([[3, 4]])}, "position_ids"
     yield {"settings": {"temperature": 0.5}}, "temperature is the generation config's"
     yield {"settings": {"draft_threads": 2}}, "draft_threads has no effect"
