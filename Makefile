@@ -5,18 +5,20 @@ PY     := $(VENV)/bin/python
 STAMP  := $(VENV)/.installed
 DEMO_STAMP := $(VENV)/.installed-demo
 EXTRAS ?= dev
-PIP    := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile
+# A release of somebody else's must not break a clone: the versions that the tests passed with.
+CONSTRAINTS ?= constraints.txt
+PIP    := $(PY) -m pip install --quiet --disable-pip-version-check --no-compile $(if $(CONSTRAINTS),--constraint $(CONSTRAINTS))
 PROTO  := proto/outrider/common/pb/outrider.proto
 PROTOC := $(PY) -m grpc_tools.protoc -Iproto
 
-.PHONY: help install demo test test-slow lint typecheck proto proto-check pair pair-bank bank-traces bench bench-main bench-engine bench-bank bench-pair bench-methods bench-controller bench-daemon bench-reliability bench-real bench-trees bench-heads bench-sources bench-gpu-paths bench-quantised bench-structured bench-library gpu-check house experiments experiments-quick pages install-service uninstall-service clean
+.PHONY: help install lock demo test test-slow lint typecheck proto proto-check pair pair-bank bank-traces bench bench-main bench-engine bench-bank bench-pair bench-methods bench-controller bench-daemon bench-reliability bench-real bench-trees bench-heads bench-sources bench-gpu-paths bench-quantised bench-structured bench-library gpu-check house experiments experiments-quick pages install-service uninstall-service clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
 install: $(STAMP) ## set up .venv for all of these; EXTRAS=ci has what few tests need too (triton, spaCy, Kubernetes)
 
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	@echo "setting up $(VENV): packages of 2.2 GB, minutes the first time"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[$(EXTRAS)]'
@@ -24,11 +26,15 @@ $(STAMP): pyproject.toml
 	$(PY) -m compileall -qq -j 0 -x '/tests?/' $$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))') || true
 	touch $@ $(DEMO_STAMP)
 
-$(DEMO_STAMP): pyproject.toml
+$(DEMO_STAMP): pyproject.toml $(CONSTRAINTS)
 	@echo "setting up $(VENV): packages of 1.3 GB"
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) -e '.[edge,cloud]'
 	touch $@
+
+lock: $(STAMP) ## write constraints.txt from .venv, after make install CONSTRAINTS= EXTRAS=ci in a fresh one and the tests
+	{ grep '^#' constraints.txt; $(PY) -m pip freeze --exclude-editable | grep -vE '^(torch|triton|pip|setuptools|nvidia-[^=]*)=='; } > constraints.new
+	mv constraints.new constraints.txt
 
 demo: $(DEMO_STAMP) ## start a verifier on loopback and decode with the embedded pair, four ways
 	$(PY) -m outrider.experiments.demo $(ARGS)
