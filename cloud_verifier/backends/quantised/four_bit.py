@@ -1,7 +1,7 @@
 """bitsandbytes' matrices of 4 bits inside a transformers model: NF4 (Dettmers et al. 2023, arXiv 2305.14314) and FP4.
 
-Only matrices of the layers are of 4 bits, in blocks of 64 numbers with a scale each; embedding, head, norms and
-biases are of the target's dtype. On a CPU with AVX512_BF16 bitsandbytes multiplies by a kernel of its own, in bfloat16
+Only matrices of the layers are of 4 bits, in blocks of 64 numbers with a scale each; embedding, head and norms are of
+the target's dtype, and so are biases until bitsandbytes widens them to the dtype that it multiplies in. On a CPU with AVX512_BF16 bitsandbytes multiplies by a kernel of its own, in bfloat16
 whatever the dtype, and repacks a matrix for it in the first forward; elsewhere it chooses by the number of rows, or
 makes a whole matrix of the 4 bits and has the library multiply.
 """
@@ -27,6 +27,7 @@ from outrider.common.process.hub_kernels import without_hub_kernels
 EXTRA = "quant"
 # The repacked layout of a CPU's kernel takes outputs by so many.
 _PACKED_OUTPUTS = 32
+_TABLE_BYTES = 1024  # a matrix's own table of its scales' 256 values
 
 
 def is_installed() -> bool:
@@ -77,7 +78,7 @@ def num_four_bit_bytes(model: Any, dtype: torch.dtype) -> int:
     kept = {id(parameter) for name in ("input", "output") for parameter in _table(model, name)}
     matrices = {id(p) for p in model.parameters() if p.ndim == 2 and id(p) not in kept}
     sizes = (p.numel() * (NF4_BYTES if id(p) in matrices else dtype.itemsize) for p in model.parameters())
-    return int(sum(sizes))
+    return int(sum(sizes)) + _TABLE_BYTES * len(matrices)
 
 
 def _table(model: Any, name: str) -> Iterator[Any]:
