@@ -11,6 +11,7 @@ from outrider.experiments.shared.command import run_command
 # Modules of this folder.
 STAGES: tuple[str, ...] = (
     "same_text",
+    "faults",
     "repeat",
     "fresh",
     "retrieval",

@@ -1,5 +1,4 @@
-"""Every source and union in real processes: texts unlike cloud-only's. Faults are the tests'
-(tests/edge_client/decode/test_source_rounds.py)."""
+"""Every source and union in real processes: texts unlike cloud-only's. `faults` plays them with faults."""
 
 from __future__ import annotations
 
@@ -17,12 +16,14 @@ from outrider.experiments.shared.results import at_most, judged
 
 NUM_PROMPTS, NUM_NEW = 3, 48
 TEMPERATURES = (0.0, 0.8)
+SOURCES = tuple(each for each in STRATEGIES if each != MODEL)
 WAYS: dict[str, Settings] = {
     "chains": {"tree": "off", "num_speculative_tokens": 6, "pipeline": "off"},
     "pipelined": {"tree": "off", "num_speculative_tokens": 6, "pipeline": "on"},
     "trees": {"tree": 16, "pipeline": "off"},
     "pipelined trees": {"tree": 16, "pipeline": "on"},
 }
+EVERY = f"{', '.join(SOURCES)}; {', '.join(WAYS)}; T = 0, .8"
 
 
 def run() -> Found:
@@ -31,12 +32,10 @@ def run() -> Found:
     details: dict[str, Any] = {}
     num_texts = num_other = 0
     with TemporaryDirectory() as folder:
-        store = _datastore(Path(folder))
+        store = write_datastore(Path(folder))
         for temperature in TEMPERATURES:
             cases = {"cloud-only": dict(CLOUD_ONLY["cloud-only"]) | {"temperature": temperature}}
-            for strategy in STRATEGIES:
-                if strategy == MODEL:
-                    continue
+            for strategy in SOURCES:
                 for way, settings in WAYS.items():
                     own = {"draft_strategy": strategy, "mode": "speculative", "temperature": temperature}
                     cases[f"{strategy}, {way}"] = {**own, **settings, "datastore": store}
@@ -44,13 +43,12 @@ def run() -> Found:
             num_texts += len(prompts) * (len(cases) - 1)
             num_other += turns.num_other_texts
             details[f"T={temperature:g}"] = {name: round(turns.median(name), 2) for name in cases}
-    what = (
-        f"texts unlike cloud-only's of {num_texts}: {', '.join(STRATEGIES[1:])}; {', '.join(WAYS)}; T = 0, .8"
-    )
+    what = f"texts unlike cloud-only's of {num_texts}: {EVERY}"
     return [judged("src.same_text", what, num_other, "texts", at_most(0))], details
 
 
-def _datastore(folder: Path) -> Path:
+def write_datastore(folder: Path) -> Path:
+    """Writes a datastore of this project's files into a folder; returns its path."""
     files = sorted((ROOT / "common").rglob("*.py"))
     encode = tokenizer().encode
     build_datastore(
