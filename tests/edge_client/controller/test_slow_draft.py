@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from outrider.edge_client.controller.slow_draft import MIN_ROUNDS, slow_draft_note
+from outrider.edge_client.controller.slow_draft import MIN_ROUNDS, slow_draft_note, target_step_ms
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord, SessionStats
 from outrider.edge_client.daemon.service import Daemon
@@ -75,6 +76,15 @@ def test_a_step_whose_length_is_not_known_is_not_guessed_to_be_short() -> None:
     assert slow_draft_note(SPECULATIVE, stats)
     stats.step_fixed_s = 0.014
     assert slow_draft_note(SPECULATIVE, stats) == ""
+
+
+def test_a_text_of_trees_alone_is_compared_too() -> None:
+    """As of copies that are drafted as trees: where they propose nothing a round has no tokens, and none is a chain."""
+    stats = text()
+    stats.rounds[:] = [replace(each, main_path=(0, 1, 2, 3)) for each in stats.rounds]
+    stats.rounds.append(RoundRecord(len(stats.rounds), 0, 0, net_ms=1.0, verifier_ms=10.0))
+    assert target_step_ms(stats) == pytest.approx(9.6)
+    assert "takes 9.6 ms" in slow_draft_note(SPECULATIVE, stats)
 
 
 def test_it_is_silent_where_it_cannot_know() -> None:
