@@ -6,14 +6,18 @@ import pytest
 from support.edge.engine_link import Chances, EngineLink
 from support.edge.random_runs import FAULTS
 from support.tiny_grammars import text_of, tiny, tiny_store
-from test_pipelined_rounds import PROMPT, decode, make_backend, reference
+from test_pipelined_rounds import PROMPT, decode, make_backend, reference, whole_text
 
 from outrider.common.errors import IncompatibleError, RoundFailedError
 from outrider.common.grammar.state import state_of
 from outrider.common.methods import drafts_trees
 from outrider.common.types import FinishReason, Method, Origin, SamplingParams, StopParams
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
+from outrider.edge_client.drafting.copying.earlier import TextsByOwner
+from outrider.edge_client.drafting.copying.model import TokenizerFacts
+from outrider.edge_client.drafting.copying.suffix import SuffixModel
 from outrider.edge_client.drafting.trees import TreeBudget
+from outrider.edge_client.drafting.union import UnionModel
 from outrider.edge_client.session.session import SessionResult
 
 LIST = r"\{([a-f]{2,4}[0-9]{1,3},)+\}"
@@ -49,6 +53,39 @@ def test_the_text_is_the_targets_own_constrained_one(
     assert [*PROMPT, *result.token_ids] == reference(sampling, STOP)
     assert_obeys(result)
     assert sum(each.num_accepted_tokens for each in result.stats.rounds) > 0
+
+
+def remembering(seed: int) -> SuffixModel:
+    """Knows a text that obeys the grammar, this one or one like it, and one that does not and begins alike."""
+    model = SuffixModel(TokenizerFacts(32, ""), TextsByOwner("", 1000))
+    for each in (seed, seed + 1):
+        model.remember(
+            whole_text(SamplingParams(temperature=0.8, seed=each, grammar=tiny(LIST))), len(PROMPT)
+        )
+    model.remember(whole_text(SamplingParams(temperature=0.8, seed=seed)), len(PROMPT))
+    return model
+
+
+@pytest.mark.parametrize("is_alone", [False, True], ids=["union", "suffix"])
+@pytest.mark.parametrize("faults", [Chances(), FAULTS], ids=["no faults", "faults"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_copied_trees_too_leave_the_targets_own_constrained_text(
+    temperature: float, faults: Chances, is_alone: bool
+) -> None:
+    copies, tree = remembering(2), TreeBudget(12, 5, 3, max_copied_depth=8)
+    result = write(
+        faults,
+        seed=2,
+        temperature=temperature,
+        tree=tree,
+        accuracy=0.3,
+        join=lambda model: copies if is_alone else UnionModel(model, [copies]),
+    )
+    sampling = SamplingParams(temperature=temperature, seed=2, grammar=tiny(LIST))
+    assert [*PROMPT, *result.token_ids] == reference(sampling, STOP)
+    assert_obeys(result)
+    assert any(each.main_path is not None for each in result.stats.rounds), "no tree was drafted"
+    assert max(each.num_accepted_tokens for each in result.stats.rounds) > 1
 
 
 @pytest.mark.parametrize("mode", [ExecutionMode.CLOUD_ONLY, ExecutionMode.SPECULATIVE])
