@@ -35,7 +35,8 @@ def main() -> None:
             os.waitpid(child, 0)  # killed before another is asked for
         child = os.fork()
         if not child:
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # not the parent's, nor free: libuv aborts on a 0 of its own
+            # Not the parent's, and not free: libuv aborts when it closes a 0 of its own.
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             print(os.getpid(), flush=True)
             sys.exit(command.main([*flags, "--listen", line.strip(), "--admin-listen", "none"]))
     if child:
