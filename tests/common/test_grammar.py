@@ -53,7 +53,9 @@ def walk(grammar: Grammar, seed: int, num_tokens: int) -> list[int]:
     return output
 
 
-@pytest.mark.parametrize("grammar", [schema(SCHEMA), LARK, regex("[ab]{2}c")], ids=["schema", "lark", "regex"])
+@pytest.mark.parametrize(
+    "grammar", [schema(SCHEMA), LARK, regex("[ab]{2}c")], ids=["schema", "lark", "regex"]
+)
 def test_single_ids_are_allowed_as_masks_say(grammar: Grammar) -> None:
     """After the output and after paths, those that leave the grammar or end the text among them."""
     state, text = state_of(compiled(grammar)), walk(compiled(grammar), seed=2, num_tokens=10)
