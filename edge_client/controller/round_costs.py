@@ -145,7 +145,9 @@ class RoundCosts:
 
     def _draft_line(self) -> tuple[float, float]:
         """Returns a draft's line over its tokens. Until lengths differ a call is taken to have `draft_call_s` of
-        its own, at most half of it."""
+        its own, at most half of it. Where only trees were drafted it is theirs, and nothing where nothing was."""
+        if not self._drafts.has_any:
+            return self._tree_drafts.line() if self._tree_drafts.has_any else (0.0, 0.0)
         mean_s, mean_tokens = self._drafts.median_s, self._drafts.mean_tokens
         call_s = min(SETTINGS.draft_call_s, mean_s / 2)
         return self._drafts.line((mean_s - call_s) / mean_tokens)

@@ -54,6 +54,14 @@ def test_a_slower_text_is_said_to_be_so_with_both_times_and_the_flags_that_help(
     assert "--mode cloud-only" in note and "--mode auto" in note
 
 
+def test_a_text_of_trees_alone_is_judged_as_well() -> None:
+    for rtt_ms, is_slow in ((30.0, True), (0.0, False)):
+        stats = text(40, draft_ms=0.4, rtt_ms=rtt_ms, accepted=1)
+        for record in stats.rounds:
+            record.main_path = (1, 3)
+        assert bool(slow_draft_note(SPECULATIVE, stats)) == is_slow
+
+
 def test_a_faster_text_is_not_and_neither_is_one_that_is_hardly_slower() -> None:
     assert slow_draft_note(SPECULATIVE, text(accepted=3)) == ""
     assert slow_draft_note(SPECULATIVE, text(draft_ms=0.4, rtt_ms=0.0)) == "", "10.4 against 9.6 ms"
