@@ -63,27 +63,16 @@ class SequencePool:
         return DraftLease(self)
 
     def take(self, token_ids: Sequence[int]) -> tuple[RenewableSequence | None, int]:
-        """Returns the idle sequence with the longest common prefix, and that prefix's length.
-
-        Where each would lose more tokens than are reused, since its own conversation may go on, it returns None; of a
-        full pool the least recently used one, which another sequence would evict: new buffers beside those that are
-        freed would leave gaps in the heap.
-        """
+        """Returns the idle sequence with the longest common prefix, and that prefix's length. Returns None
+        where each would lose more tokens than are reused, since its own conversation may go on."""
         with self._lock:
             found = [(common_prefix(each.cached_token_ids, token_ids), each) for each in self._idle]
             worth = [(n, each) for n, each in found if n and 2 * n >= len(each.cached_token_ids)]
-            if not worth and self._is_full():
-                worth = found[:1]
             if not worth:
                 return None, 0
             num_common, best = max(worth, key=lambda pair: pair[0])
             self._idle.remove(best)
         return best, num_common
-
-    def _is_full(self) -> bool:
-        """Returns whether another sequence as large as the least recently used one would evict it."""
-        sizes = [each.num_kv_bytes for each in self._idle]
-        return bool(sizes) and sum(sizes) + sizes[0] > self._max_bytes
 
     def give_back(self, sequence: DraftSequence) -> None:
         """Adds a sequence, and evicts the least recently used ones beyond `max_bytes`."""

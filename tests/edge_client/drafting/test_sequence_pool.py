@@ -86,24 +86,6 @@ def test_memory_is_bounded_and_the_oldest_goes_first(model: OnnxDraftModel) -> N
     small.close()
 
 
-def test_of_a_full_pool_a_new_text_takes_the_oldest_ones_buffers(
-    model: OnnxDraftModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = SequencePool(model, 64 << 20)
-    use(pool, TEXT)
-    full = SequencePool(model, 2 * pool.num_idle_bytes)
-    for start in (100, 300):
-        use(full, list(range(start, start + 20)))
-    fresh = use(pool, list(range(500, 520)))[1]
-    assert pool.num_idle == 2, "there is room: each keeps its own"
-    monkeypatch.setattr(OnnxDraftModel, "sequence", None)  # nothing is allocated any more
-    lease, draft = use(full, list(range(500, 520)))
-    assert draft == fresh and lease.num_reused_tokens == 0
-    assert use(full, list(range(300, 321)))[0].num_reused_tokens == 20, "the newer one was left alone"
-    pool.close()
-    full.close()
-
-
 def test_a_strategy_without_memory_keeps_none() -> None:
     with PromptLookupModel.open(default_draft_dir()) as lookup:
         pool = SequencePool(lookup, 64 << 20)
