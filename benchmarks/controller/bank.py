@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmarks.controller.simulated import Place, play_edges
 from benchmarks.controller.ways import Total, total_of
+from outrider.edge_client.drafting.registry import PROMPT_LOOKUP
 from outrider.experiments.shared.acceptance_traces import TRACES, TextTrace, TraceSet, load_traces
 
 TARGETS = ("embedded", "prose", "tables")
@@ -98,7 +99,8 @@ class Case:
                 [*(texts[(i + 1 + j) % len(texts)] for j in range(NUM_BEFORE)), texts[i]]
                 for i in range(len(texts))
             ]
-        return play_last(orders, self.place(), edge, self.num_tokens).tpot_ms / 1e3
+        copied = {"draft_strategy": PROMPT_LOOKUP} if self.pair.endswith(f"/{PROMPT_LOOKUP}") else {}
+        return play_last(orders, self.place(), {**edge, **copied}, self.num_tokens).tpot_ms / 1e3
 
 
 @lru_cache(1)

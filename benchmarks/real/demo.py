@@ -1,4 +1,5 @@
-"""How long `make demo` takes in a fresh clone, and the size of what it and `make test` install.
+"""How long `make demo` takes in a fresh clone, the size of what it and `make test` install, and how much memory a
+verifier takes in both environments.
 
 Packages must be in pip's cache: run it twice where they are not.
 """
@@ -12,8 +13,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.real import rss
 from benchmarks.results_file import ROOT, Found
-from outrider.experiments.shared.results import at_most, judged
+from outrider.experiments.shared.results import Measure, at_most, judged
 
 
 def run() -> Found:
@@ -24,15 +26,20 @@ def run() -> Found:
         begin_s = time.monotonic()
         _make(clone, "demo")
         demo_s, demo_gb = time.monotonic() - begin_s, size_gb(clone / ".venv")
+        resident = rss.measure(str(clone / ".venv/bin/python"))
         begin_s = time.monotonic()
         _make(clone, "install")
         install_s, test_gb = time.monotonic() - begin_s, size_gb(clone / ".venv")
+    with_tests_mb = rss.measure(sys.executable)["VmRSS"]
+    memory = "resident memory of a verifier with the embedded target, 512 MiB pool untouched"
     measures = [
+        judged("real.rss", f"{memory}, there", resident["VmRSS"], "MB", at_most(600)),
+        Measure("real.rss_tests", f"{memory}, where all that tests need is installed", with_tests_mb, "MB"),
         judged("real.demo", "`make demo` in a fresh clone, packages cached", demo_s, "s", at_most(90)),
         judged("real.demo_env", "size of its environment", demo_gb, "GB", at_most(1.4)),
         judged("real.test_env", "size of the environment of `make test`", test_gb, "GB", at_most(2.2)),
     ]
-    return measures, {"install_s": round(install_s, 1)}
+    return measures, {"install_s": round(install_s, 1), "resident_mb": resident}
 
 
 def _make(clone: Path, target: str) -> None:

@@ -16,7 +16,6 @@ from outrider.experiments.shared.command import run_command
 NAME = "real"
 STAGES = {  # stage → its module in this folder
     "start": "start",
-    "rss": "rss",
     "demo": "demo",
     "overhead": "overhead",
     "draft": "draft",

@@ -127,7 +127,7 @@ class Admission:
             self._resubmit(job)
 
         try:
-            found = self._grammars.get(job.tenant, grammar, on_ready)
+            found = self._grammars.get(job.tenant, grammar, request.session_id, on_ready)
         except TooManyGrammarsError as error:
             self._observer.on_refused("waiting")
             return _refusal(request.round_id, Refusal("waiting", str(error), FULL_RETRY_MS))

@@ -47,26 +47,27 @@ class GrammarStore:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, Grammar], Grammar | InvalidFieldError] = OrderedDict()
         self._waiting: OrderedDict[str, deque[Grammar]] = OrderedDict()  # by tenant, in turn
-        self._told: dict[tuple[str, Grammar], list[Callable[[], object]]] = {}
+        self._told: dict[tuple[str, Grammar], dict[bytes, Callable[[], object]]] = {}  # by who waits
 
     def get(
-        self, tenant: str, grammar: Grammar, on_ready: Callable[[], object]
+        self, tenant: str, grammar: Grammar, session_id: bytes, on_ready: Callable[[], object]
     ) -> Grammar | InvalidFieldError | None:
         """Returns the compiled grammar, or what is wrong with it. None: `on_ready` is called, on another thread, once
-        it is known. Raises `TooManyGrammarsError`."""
+        it is known; the last one of a session replaces those before it, or what they hold would be kept. Raises
+        `TooManyGrammarsError`."""
         key = tenant, grammar
         with self._lock:
             if (found := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
                 return found
             if (told := self._told.get(key)) is not None:
-                told.append(on_ready)
+                told[session_id] = on_ready
                 return None
             queue = self._waiting.setdefault(tenant, deque())
             if len(queue) >= MAX_WAITING:
                 raise TooManyGrammarsError(f"{MAX_WAITING} grammars of this tenant wait to be compiled")
             queue.append(grammar)
-            self._told[key] = [on_ready]
+            self._told[key] = {session_id: on_ready}
         self._pool.submit(self._compile_next)
         return None
 
@@ -94,7 +95,7 @@ class GrammarStore:
         with self._lock:
             self._keep(tenant, grammar, found)
             told = self._told.pop((tenant, grammar))
-        for on_ready in told:
+        for on_ready in told.values():
             on_ready()
 
     def _keep(self, tenant: str, grammar: Grammar, found: Grammar | InvalidFieldError) -> None:

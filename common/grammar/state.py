@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,23 +19,43 @@ Words: TypeAlias = NDArray[np.int32]
 
 COMPILING_NICENESS = 10  # of threads and processes that compile: what others wait for goes first
 _MAX_KEPT = 256  # masks of paths: four times the largest tree
+# Beyond a round's budget, for each token of the output that is read at once, as after a reopening: five times what one
+# of a JSON schema takes.
+_READ_TOKEN_S = 20e-6
+_TOKENS_A_LOOK = 64  # that are read between two looks at the clock
+_USED_UP = "too many states"  # llguidance's words for a lexer that has reached its limit
+
+_Found = TypeVar("_Found")
 
 
 class GrammarLimitError(OutriderError):
     """A grammar takes too much time or memory at this place of the text."""
 
 
-class CompiledGrammar:
-    """Holds a grammar over one vocabulary; sequences share it."""
+class _LexerUsedUpError(GrammarLimitError):
+    """The lexer has no states left. Copies of a matcher share one, so others may have used them."""
 
-    def __init__(self, matcher: Any, num_tokens: int, eos_token_ids: TokenIds) -> None:
-        """Takes llguidance's matcher before any token."""
-        self._matcher = matcher
+
+class CompiledGrammar:
+    """Holds a grammar over one vocabulary; sequences share it. Thread-safe."""
+
+    def __init__(self, make_matcher: Callable[[], Any], num_tokens: int, eos_token_ids: TokenIds) -> None:
+        """`make_matcher` compiles llguidance's matcher before any token."""
+        self._make_matcher = make_matcher
+        self._matcher, self._number = make_matcher(), 0
+        self._lock = threading.Lock()
         self.num_tokens, self.eos_token_ids = num_tokens, eos_token_ids
 
-    def matcher(self) -> Any:
-        """Returns a matcher of its own for one sequence, before any token."""
-        return self._matcher.deep_copy()
+    def matcher(self) -> tuple[Any, int]:
+        """Returns a matcher for one sequence, before any token, and the number of the lexer that it shares."""
+        with self._lock:
+            return self._matcher.deep_copy(), self._number
+
+    def renew(self, number: int) -> None:
+        """Replaces the lexer of that number, which is used up, for the matchers from now on."""
+        with self._lock:
+            if number == self._number:
+                self._matcher, self._number = self._make_matcher(), number + 1
 
 
 class GrammarState:
@@ -46,8 +67,9 @@ class GrammarState:
     """
 
     def __init__(self, grammar: CompiledGrammar, budget_s: float = float("inf")) -> None:
-        """`budget_s` is what may be spent between two calls of `begin_round`, in seconds of this thread's own time."""
-        self._matcher = grammar.matcher()
+        """`budget_s` is what may be spent between two calls of `begin_round`, in seconds of this thread's own time,
+        and 20 us for each token that it reads at once."""
+        self._matcher, self._lexer_number = grammar.matcher()
         self._grammar = grammar
         self._output: list[int] = []
         self._num_fed = 0  # of the output, that the matcher has
@@ -66,17 +88,26 @@ class GrammarState:
     @property
     def is_accepting(self) -> bool:
         """Returns whether the output, without an end of text, is one of the grammar's texts."""
-        self._catch_up()
-        self._step_to(())
-        if self._end is None:
-            return bool(self._matcher.is_accepting())
-        is_eos = self._output[self._end] in self._grammar.eos_token_ids
-        return is_eos and bool(self._matcher.is_accepting())
+
+        def compute() -> bool:
+            self._catch_up()
+            self._step_to(())
+            if self._end is None:
+                if (
+                    not (is_accepting := bool(self._matcher.is_accepting()))
+                    and not self._matcher.is_stopped()
+                ):
+                    self._mask()  # a lexer that is used up says no without an error
+                return is_accepting
+            is_eos = self._output[self._end] in self._grammar.eos_token_ids
+            return is_eos and bool(self._matcher.is_accepting())
+
+        return self._within_budget(compute)
 
     @property
     def is_ended(self) -> bool:
         """Returns whether the output has a token that the grammar does not allow, or ends its text."""
-        self._catch_up()
+        self._within_budget(self._catch_up)
         return self._end is not None
 
     def begin_round(self) -> None:
@@ -121,13 +152,7 @@ class GrammarState:
         """
         key = tuple(path)
         if (words := self._kept.get(key)) is None:
-            start_s = time.thread_time()
-            words = self._allowed(key)
-            self._spent_s += time.thread_time() - start_s
-            if self._spent_s > self._budget_s:
-                raise GrammarLimitError(
-                    f"the grammar's masks took {self._spent_s * 1e3:.0f} ms in one round: simplify it"
-                )
+            words = self._within_budget(lambda: self._allowed(key))
             if len(self._kept) >= _MAX_KEPT:
                 self._kept.clear()
             self._kept[key] = words
@@ -136,30 +161,62 @@ class GrammarState:
     def allows(self, path: Sequence[int], token_id: int) -> bool:
         """Returns whether an id may follow the output and a path after it; asks for no mask unless it ends the text."""
         if token_id in self._grammar.eos_token_ids:
-            return bool(self.allowed(path)[token_id >> 5] >> (token_id & 31) & 1)
-        self._catch_up()
-        return self._end is None and self._step_to((*path, token_id))
+            return _has(self.allowed(path), token_id)
+
+        def compute() -> bool:
+            self._catch_up()
+            return self._end is None and self._step_to((*path, token_id))
+
+        return self._within_budget(compute)
+
+    def _within_budget(self, compute: Callable[[], _Found]) -> _Found:
+        """Returns what `compute` does, and counts its time; computes it again by a new lexer where that of all
+        sequences of the grammar is used up. Raises `GrammarLimitError`."""
+        start_s = time.thread_time()
+        try:
+            found = compute()
+        except _LexerUsedUpError:
+            self._grammar.renew(self._lexer_number)
+            self._restart()
+            start_s = time.thread_time()  # others may have used it up
+            found = compute()
+        self._spent_s += time.thread_time() - start_s
+        self._check_budget(self._spent_s)
+        return found
+
+    def _check_budget(self, spent_s: float) -> None:
+        if spent_s > self._budget_s:
+            raise GrammarLimitError(f"the grammar took {spent_s * 1e3:.0f} ms in one round: simplify it")
 
     def _allowed(self, path: TokenIds) -> Words:
         self._catch_up()
         if self._end is not None or not self._step_to(path) or self._matcher.is_stopped():
             self._check()
             return self._ends_here
-        words = np.zeros_like(self._ends_here)
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
-        self._check()
+        words = self._mask()
         words &= self._not_eos
         if self._matcher.is_accepting():
             words |= self._ends_here
         return words if words.any() else self._ends_here
 
+    def _mask(self) -> Words:
+        words = np.zeros_like(self._ends_here)
+        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self._check()
+        return words
+
     def _catch_up(self) -> None:
         """Gives the matcher the output, as far as the grammar allows it."""
+        start_s, first = time.thread_time(), self._num_fed
         while self._end is None and self._num_fed < len(self._output):
             if self._feed(self._output[self._num_fed]):
                 self._num_fed += 1
             else:
                 self._end = self._num_fed
+            if (num_read := self._num_fed - first) % _TOKENS_A_LOOK == 0:
+                taken_s = time.thread_time() - start_s
+                self._check_budget(self._spent_s + taken_s - num_read * _READ_TOKEN_S)
+        self._spent_s -= min(time.thread_time() - start_s, (self._num_fed - first) * _READ_TOKEN_S)
 
     def _step_to(self, path: TokenIds) -> bool:
         """Takes the matcher from one path after the output to another; returns whether the grammar allows it."""
@@ -173,10 +230,15 @@ class GrammarState:
         return True
 
     def _feed(self, token_id: int) -> bool:
+        """Gives the matcher a token; returns whether the grammar allows it. A lexer that is used up takes none, without
+        an error: a mask has the error, or the token."""
         is_text = token_id < self._grammar.num_tokens and token_id not in self._grammar.eos_token_ids
         if is_text and self._matcher.try_consume_tokens([token_id]) == 1:
             return True
         self._check()
+        if is_text and not self._matcher.is_stopped() and _has(self._mask(), token_id):
+            self._restart()
+            raise _LexerUsedUpError(f"the grammar takes too much here: {_USED_UP}")
         return False
 
     def _roll_back(self, num_tokens: int) -> None:
@@ -188,11 +250,13 @@ class GrammarState:
         if self._matcher.is_error():
             message = str(self._matcher.get_error()).partition("\n")[0][:200]
             self._restart()
-            raise GrammarLimitError(f"the grammar takes too much here: {message}")
+            kind = _LexerUsedUpError if _USED_UP in message else GrammarLimitError
+            raise kind(f"the grammar takes too much here: {message}")
 
     def _restart(self) -> None:
         """Begins with a new matcher, as one that failed stays so."""
-        self._matcher, self._num_fed, self._path, self._end = self._grammar.matcher(), 0, [], None
+        self._matcher, self._lexer_number = self._grammar.matcher()
+        self._num_fed, self._path, self._end = 0, [], None
         self._kept.clear()
 
 
@@ -200,6 +264,10 @@ def state_of(grammar: Grammar, budget_s: float = float("inf")) -> GrammarState:
     """Returns where an empty output is in a grammar, which is compiled; `budget_s` is `GrammarState`'s."""
     assert isinstance(grammar.compiled, CompiledGrammar), "the grammar was not compiled"
     return GrammarState(grammar.compiled, budget_s)
+
+
+def _has(words: Words, token_id: int) -> bool:
+    return bool(words[token_id >> 5] >> (token_id & 31) & 1)
 
 
 def _bits(token_ids: Sequence[int], num_tokens: int) -> Words:

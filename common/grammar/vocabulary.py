@@ -55,11 +55,15 @@ class Vocabulary:
         """Returns the grammar with its compiled form. Raises `InvalidFieldError` naming what is wrong, and where."""
         import llguidance
 
-        limits = llguidance.LLParserLimits(**_LIMITS)
-        matcher = llguidance.LLMatcher(self._tokenizer, _definition(grammar), log_level=0, limits=limits)
-        if matcher.is_error():
-            raise InvalidFieldError(FIELD, f"{grammar.kind}: {_in_short(matcher.get_error())}")
-        return replace(grammar, compiled=CompiledGrammar(matcher, self.num_tokens, self.eos_token_ids))
+        definition, limits = _definition(grammar), llguidance.LLParserLimits(**_LIMITS)
+
+        def make_matcher() -> Any:
+            matcher = llguidance.LLMatcher(self._tokenizer, definition, log_level=0, limits=limits)
+            if matcher.is_error():
+                raise InvalidFieldError(FIELD, f"{grammar.kind}: {_in_short(matcher.get_error())}")
+            return matcher
+
+        return replace(grammar, compiled=CompiledGrammar(make_matcher, self.num_tokens, self.eos_token_ids))
 
     def close(self) -> None:
         """Has nothing to free."""

@@ -40,9 +40,10 @@ class Calibration:
 class AcceptanceEstimator:
     """Estimates P(a drafted token is accepted | all before it are) from the rounds it observes."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_copied: bool = False) -> None:
+        """`is_copied`: the draft has no model."""
         num_bins = len(SETTINGS.confidence_bins) + 1
-        self.posterior = AcceptancePosterior()
+        self.posterior = AcceptancePosterior(is_copied)
         self._judged = [0.0] * MAX_DEPTH  # by position
         self._accepted = [0.0] * MAX_DEPTH
         self._rejected = [0.0] * num_bins  # by confidence

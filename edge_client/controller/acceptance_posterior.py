@@ -34,15 +34,19 @@ def posterior_of(
 
 
 @functools.cache
-def usual_prior() -> tuple[float, ...]:
-    """Returns the prior of an unknown draft: mostly a Beta distribution around the usual rate, the rest
-    uniform, so that an unusual draft is recognised soon."""
+def usual_prior(is_copied: bool = False) -> tuple[float, ...]:
+    """Returns the prior of an unknown draft, of one that copies and has no model with `is_copied`: mostly a Beta
+    distribution around the usual rate, the rest uniform, so that an unusual draft is recognised soon."""
     accepted, rejected = SETTINGS.usual_accepted_tokens, SETTINGS.usual_rejected_tokens
+    share = SETTINGS.usual_share
+    if is_copied:
+        accepted, rejected = SETTINGS.copied_accepted_tokens, SETTINGS.copied_rejected_tokens
+        share = SETTINGS.copied_usual_share
     scale = math.lgamma(accepted + rejected) - math.lgamma(accepted) - math.lgamma(rejected)
     weights = []
     for alpha, (low, high) in zip(ALPHAS, pairwise(_BORDERS), strict=True):
         usual = math.exp(scale + (accepted - 1) * math.log(alpha) + (rejected - 1) * math.log(1 - alpha))
-        weights.append((SETTINGS.usual_share * usual + 1 - SETTINGS.usual_share) * (high - low))
+        weights.append((share * usual + 1 - share) * (high - low))
     total = sum(weights)
     return tuple(each / total for each in weights)
 
@@ -55,8 +59,10 @@ class AcceptancePosterior:
     whatever came before them.
     """
 
-    def __init__(self) -> None:
-        self._prior = usual_prior()
+    def __init__(self, is_copied: bool = False) -> None:
+        """`is_copied`: the draft has no model, see `usual_prior`."""
+        self.usual = usual_prior(is_copied)
+        self._prior = self.usual
         self._weights: list[float] | None = None  # None: nothing was judged
 
     @property

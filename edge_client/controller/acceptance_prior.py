@@ -49,9 +49,10 @@ class AcceptancePrior:
         self._lock = threading.Lock()
         self._sequences: dict[PriorKey, _Sequences] = {}
 
-    def probabilities(self, key: PriorKey) -> list[float]:
-        """Returns the prior of a sequence that is about to begin."""
-        usual = usual_prior()
+    def probabilities(self, key: PriorKey, usual: Sequence[float] | None = None) -> list[float]:
+        """Returns the prior of a sequence that is about to begin. `usual` is that of an unknown draft of this kind;
+        None: `usual_prior()`."""
+        usual = usual or usual_prior()
         with self._lock:
             known = self._sequences.get(key)
             if known is None:

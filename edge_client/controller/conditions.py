@@ -15,13 +15,13 @@ from outrider.edge_client.core.stats import RoundRecord
 class Conditions:
     """Holds the estimates as of the last observed round."""
 
-    def __init__(self, branch_hit_share: float = 0.0) -> None:
+    def __init__(self, branch_hit_share: float = 0.0, is_copied: bool = False) -> None:
         """`branch_hit_share` of rejections is expected to be anticipated by a speculative branch, before any
-        was observed."""
+        was observed. `is_copied`: the draft has no model."""
         weight = SETTINGS.branch_prior_weight_rejections
         self._num_rejections, self._num_hits = weight, weight * branch_hit_share
         self.costs = RoundCosts()
-        self.acceptance = AcceptanceEstimator()
+        self.acceptance = AcceptanceEstimator(is_copied)
         self.window = 1  # rounds that may be in flight now
         self.shares_processors = False
         self._tree_tokens = self._expected_tree_tokens = SETTINGS.tree_yield_weight_tokens

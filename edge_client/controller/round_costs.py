@@ -144,12 +144,13 @@ class RoundCosts:
         return self._verify.line(self._stated[1] if self._stated else None)
 
     def _draft_line(self) -> tuple[float, float]:
-        """Returns a draft's line over its tokens, of trees where no chain was drafted. Until lengths differ a call is
-        taken to have `draft_call_s` of its own, at most half of it."""
-        drafts = self._drafts if self._drafts.has_any else self._tree_drafts
-        mean_s, mean_tokens = drafts.median_s, drafts.mean_tokens
+        """Returns a draft's line over its tokens. Until lengths differ a call is taken to have `draft_call_s` of
+        its own, at most half of it. Where only trees were drafted it is theirs, and nothing where nothing was."""
+        if not self._drafts.has_any:
+            return self._tree_drafts.line() if self._tree_drafts.has_any else (0.0, 0.0)
+        mean_s, mean_tokens = self._drafts.median_s, self._drafts.mean_tokens
         call_s = min(SETTINGS.draft_call_s, mean_s / 2)
-        return drafts.line((mean_s - call_s) / mean_tokens)
+        return self._drafts.line((mean_s - call_s) / mean_tokens)
 
     def _step_s(self, line: tuple[float, float] | None) -> float | None:
         """Returns the verifier's step of one token; None until it stated one, or lengths differed."""

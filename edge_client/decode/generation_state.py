@@ -327,7 +327,8 @@ class GenerationState:
         """Lets the policies start with the acceptance of earlier generations."""
         prior, learner = self._acceptance_prior, self._learner
         if prior is not None and learner is not None:
-            learner.acceptance.posterior.start_from(prior.probabilities(self._prior_key(model)))
+            posterior = learner.acceptance.posterior
+            posterior.start_from(prior.probabilities(self._prior_key(model), posterior.usual))
             if (earlier := prior.calibration(self._prior_key(model))) is not None:
                 learner.acceptance.start_from(earlier)
             learner.costs.stream_overhead_s = prior.stream_overhead_s

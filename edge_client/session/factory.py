@@ -105,7 +105,8 @@ class Edge:
         options = self._make_options(config, seed)
         session_id = self.surroundings.new_session_id()
         conditions = Conditions(
-            SETTINGS.branch_prior_hit_share if config.pipelining.guesses == "auto" else 0.0
+            SETTINGS.branch_prior_hit_share if config.pipelining.guesses == "auto" else 0.0,
+            is_copied=config.draft.strategy in WITHOUT_MODEL,
         )
         window = make_window(config, conditions)
         renew_decode = partial(self.tokenizer.decoder, prompt_ids, config.stop.show_special_tokens)

@@ -29,25 +29,42 @@ class EdgeGrammars:
         self.is_checked = False
         self._where = tokenizer_json, num_tokens, eos_token_ids
         self._compiler: _Compiler | None = None
-        self._kept: OrderedDict[Grammar, Grammar] = OrderedDict()
-        self._lock = threading.Lock()
+        self._kept: OrderedDict[Grammar, Grammar | InvalidFieldError] = OrderedDict()
+        self._lock, self._compiling = (
+            threading.Lock(),
+            threading.Lock(),
+        )  # a known one waits for no compilation
 
     def compile(self, grammar: Grammar) -> Grammar:
         """Returns the grammar with its compiled form. Raises `UsageError` naming the flag and the place, and where
         llguidance is missing."""
+        if (found := self._known(grammar)) is None:
+            with self._compiling:
+                if (found := self._known(grammar)) is None:
+                    found = self._compile(grammar)
+        if isinstance(found, InvalidFieldError):
+            key = KEYS[grammar.kind]
+            raise UsageError(f"{key} (--{key.replace('_', '-')}): {found.reason}") from found
+        return found
+
+    def _known(self, grammar: Grammar) -> Grammar | InvalidFieldError | None:
         with self._lock:
-            if (found := self._kept.get(grammar)) is None:
-                self._compiler = self._compiler or self._open()
-                try:
-                    found = self._compiler.compile(grammar)
-                except InvalidFieldError as error:
-                    key = KEYS[grammar.kind]
-                    raise UsageError(f"{key} (--{key.replace('_', '-')}): {error.reason}") from error
+            if (found := self._kept.get(grammar)) is not None:
+                self._kept.move_to_end(grammar)
+            return found
+
+    def _compile(self, grammar: Grammar) -> Grammar | InvalidFieldError:
+        found: Grammar | InvalidFieldError
+        self._compiler = self._compiler or self._open()
+        try:
+            found = self._compiler.compile(grammar)
+        except InvalidFieldError as error:
+            found = error
+        with self._lock:
             self._kept[grammar] = found
-            self._kept.move_to_end(grammar)
             if len(self._kept) > _MAX_KEPT:
                 self._kept.popitem(last=False)
-            return found
+        return found
 
     def close(self) -> None:
         """Ends the other process, if there is one."""

@@ -61,12 +61,13 @@ def start_verifier(
     target: Path | None = None,
     listen: str = "127.0.0.1:0",
     timeout_s: float = 120.0,
+    python: str = sys.executable,
 ) -> VerifierProcess:
-    """Starts `cloud-verifier serve` in this interpreter's environment.
+    """Starts `cloud-verifier serve` in the environment of the interpreter `python`.
 
     Raises RuntimeError with its last output when it ends or stays silent for `timeout_s`.
     """
-    command = [sys.executable, "-m", "outrider.cloud_verifier", "serve", "--listen", listen]
+    command = [python, "-m", "outrider.cloud_verifier", "serve", "--listen", listen]
     command += ["--admin-listen", "none", *arguments]  # several may run at once
     if target is not None:
         command += ["--target", str(target)]
@@ -78,7 +79,7 @@ def start_server(
 ) -> VerifierProcess:
     """Starts `command`, a `python -m MODULE ...`, and waits for the line that says where it serves. `stderr`
     is a file for its log (None: ours). Raises as `start_verifier`."""
-    assert list(command[:2]) == [sys.executable, "-m"], "only modules can be put on the leash"
+    assert command[1] == "-m", "only modules can be put on the leash"
     begin = time.monotonic()
     process = subprocess.Popen(
         [*command[:2], "outrider.experiments.shared.leash", *command[2:]],
@@ -127,9 +128,11 @@ def _lines_until(descriptor: int, deadline: float) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def running_verifier(*arguments: str, target: Path | None = None) -> Iterator[VerifierProcess]:
+def running_verifier(
+    *arguments: str, target: Path | None = None, python: str = sys.executable
+) -> Iterator[VerifierProcess]:
     """Runs a verifier: `with running_verifier() as verifier: ... verifier.address`."""
-    verifier = start_verifier(*arguments, target=target)
+    verifier = start_verifier(*arguments, target=target, python=python)
     try:
         yield verifier
     finally:

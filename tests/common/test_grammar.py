@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -24,7 +25,7 @@ from support.grammars import (
 from outrider.common.codec import decode_open, encode_open
 from outrider.common.errors import InvalidFieldError
 from outrider.common.grammar.masks import mask_scores
-from outrider.common.grammar.state import GrammarLimitError, GrammarState, Words, state_of
+from outrider.common.grammar.state import CompiledGrammar, GrammarLimitError, GrammarState, Words, state_of
 from outrider.common.sampling.processors import check_sampling_params, process_logits
 from outrider.common.types import Grammar, GrammarKind, Limits, OpenRequest, SamplingParams
 from outrider.kernels import host, reference
@@ -53,7 +54,9 @@ def walk(grammar: Grammar, seed: int, num_tokens: int) -> list[int]:
     return output
 
 
-@pytest.mark.parametrize("grammar", [schema(SCHEMA), LARK, regex("[ab]{2}c")], ids=["schema", "lark", "regex"])
+@pytest.mark.parametrize(
+    "grammar", [schema(SCHEMA), LARK, regex("[ab]{2}c")], ids=["schema", "lark", "regex"]
+)
 def test_single_ids_are_allowed_as_masks_say(grammar: Grammar) -> None:
     """After the output and after paths, those that leave the grammar or end the text among them."""
     state, text = state_of(compiled(grammar)), walk(compiled(grammar), seed=2, num_tokens=10)
@@ -148,6 +151,46 @@ def test_masks_that_take_more_than_a_round_may_are_refused() -> None:
     state = state_of(compiled(schema(SCHEMA)), budget_s=0.0)
     with pytest.raises(GrammarLimitError, match="in one round"):
         state.allowed()
+
+
+AMBIGUOUS = Grammar(GrammarKind.LARK, 'start: (e ",")* e\ne: e e | "a" | "b"')  # of n letters 2 ** n readings
+
+
+def test_reading_a_long_output_is_bounded_too_and_an_honest_one_has_the_time() -> None:
+    rng, letters = np.random.default_rng(1), [encode(each)[0] for each in "ab"]
+    state = state_of(compiled(AMBIGUOUS), budget_s=0.05)
+    state.extend([letters[each] for each in rng.integers(0, 2, 2000)])
+    start_s = time.thread_time()
+    with pytest.raises(GrammarLimitError, match="the grammar t"):
+        state.allowed()
+    assert time.thread_time() - start_s < 1.0, "some 60 s without a bound"
+    rows = {"type": "array", "items": {"type": "integer"}}
+    honest = state_of(compiled(schema(rows)), budget_s=0.05)
+    honest.extend(encode(json.dumps(list(range(9000)), separators=(",", ":"))))
+    assert honest.num_tokens > 20_000 and not honest.is_ended
+
+
+def test_a_text_that_uses_up_the_lexer_harms_no_other_of_its_grammar() -> None:
+    text = {"type": "string", "pattern": "^.*(error|warning|fatal).{0,80}$"}
+    used = {
+        "type": "object",
+        "properties": {"text": text},
+        "required": ["text"],
+        "additionalProperties": False,
+    }
+    grammar, rng = compiled(schema(used)), np.random.default_rng(1)
+    assert isinstance(grammar.compiled, CompiledGrammar)
+    before, states = state_of(grammar), [state_of(grammar) for _ in range(2)]
+    before.allowed()
+    output = encode('{"text":"')
+    while grammar.compiled.matcher()[1] == 0:  # until the first lexer is used up
+        output += encode(str(rng.choice(["error", "a", "bc", "fatal", "warning", "x", "yz w"])))
+        states[0].follow(output)
+        states[0].allowed()
+        assert len(output) < 2000
+    states[1].follow(output)
+    for other in (before, states[1], fresh(grammar, [])):
+        assert np.array_equal(other.allowed(), fresh(compiled(schema(used)), other._output).allowed())
 
 
 def test_a_grammar_with_too_many_readings_is_refused_and_the_state_stays_usable() -> None:

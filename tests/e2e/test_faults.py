@@ -200,7 +200,7 @@ class Outage:
 
     def on_token(self, index: int) -> None:
         self._index = index
-        if index == self._start:
+        if index <= self._end:  # a late answer from before the outage is no sign that it is over
             self._num_replies = self.faults.num_replies
         if index >= self._start and self.faults.num_replies == self._num_replies:
             time.sleep(0.06)  # alone, the tiny draft would write all of the text before the link is back

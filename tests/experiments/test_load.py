@@ -243,9 +243,13 @@ def test_traces_survive_their_file(traces: Recording, tmp_path: Path) -> None:
 def test_a_traced_text_is_replayed_in_every_way_and_is_the_same(
     server: VerifierServer, traces: Recording, ways: dict[str, Any]
 ) -> None:
-    report = asyncio.run(run_load(address_of(server), traces, LoadPlan(4, seconds=0.5, warmup_s=0.1, **ways)))
-    assert report.is_right, report
-    assert report.num_tokens > 4 * 40, "each session began again"
+    for seconds in (0.5, 2.0, 8.0):  # until each session began again, on a busy machine too
+        plan = LoadPlan(4, seconds=seconds, warmup_s=0.1, **ways)
+        report = asyncio.run(run_load(address_of(server), traces, plan))
+        assert report.is_right, report
+        if report.num_tokens > 4 * 40:
+            break
+    assert report.num_tokens > 4 * 40
     drafted = {"fixed": ways.get("num_speculative_tokens"), "": 0}.get(ways.get("depth_policy", ""))
     assert drafted is None or report.mean_drafted == drafted
     assert report.tokens_per_round > 1 if "depth_policy" in ways else report.tokens_per_round == 1

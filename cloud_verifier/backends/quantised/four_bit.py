@@ -1,9 +1,10 @@
 """bitsandbytes' matrices of 4 bits inside a transformers model: NF4 (Dettmers et al. 2023, arXiv 2305.14314) and FP4.
 
 Only matrices of the layers are of 4 bits, in blocks of 64 numbers with a scale each; embedding, head and norms are of
-the target's dtype, and so are biases until bitsandbytes widens them to the dtype that it multiplies in. On a CPU with AVX512_BF16 bitsandbytes multiplies by a kernel of its own, in bfloat16
-whatever the dtype, and repacks a matrix for it in the first forward; elsewhere it chooses by the number of rows, or
-makes a whole matrix of the 4 bits and has the library multiply.
+the target's dtype, and so are biases until bitsandbytes widens them to the dtype that it multiplies in. On a CPU with
+AVX512_BF16 it multiplies by a kernel of its own, in bfloat16 whatever the dtype, and repacks a matrix for it in the
+first forward; elsewhere it chooses by the number of rows, or makes a whole matrix of the 4 bits and has the library
+multiply.
 """
 
 from __future__ import annotations

@@ -152,27 +152,37 @@ def test_tenants_take_turns_and_each_has_its_own_grammars() -> None:
     pool, ready = Later(), list[str]()
     store = tiny_store(pool)
     for number in range(3):
-        store.get("many", raw(f"a{{{number + 1}}}"), lambda: ready.append("many"))
-    store.get("one", raw("a{1}"), lambda: ready.append("one"))
+        store.get("many", raw(f"a{{{number + 1}}}"), b"s", lambda: ready.append("many"))
+    store.get("one", raw("a{1}"), b"s", lambda: ready.append("one"))
     pool.run()
     assert ready == ["many", "one", "many", "many"]
-    assert store.get("one", raw("a{2}"), lambda: None) is None, "it is another tenant's"
+    assert store.get("one", raw("a{2}"), b"s", lambda: None) is None, "it is another tenant's"
+
+
+def test_an_opening_that_comes_again_replaces_the_one_that_waited() -> None:
+    pool, ready = Later(), list[str]()
+    store = tiny_store(pool)
+    for session_id in (b"s", b"t"):
+        for number in range(3):
+            store.get("one", raw("ab"), session_id, lambda s=session_id, n=number: ready.append(f"{s!r} {n}"))
+    pool.run()
+    assert ready == ["b's' 2", "b't' 2"]
 
 
 def test_a_tenant_has_only_so_many_waiting_and_kept() -> None:
     pool = Later()
     store = tiny_store(pool)
     for number in range(MAX_WAITING):
-        store.get("many", raw(f"a{{{number + 1}}}"), lambda: None)
+        store.get("many", raw(f"a{{{number + 1}}}"), b"s", lambda: None)
     with pytest.raises(TooManyGrammarsError, match="of this tenant"):
-        store.get("many", raw("b"), lambda: None)
-    store.get("one", raw("b"), lambda: None)
+        store.get("many", raw("b"), b"s", lambda: None)
+    store.get("one", raw("b"), b"s", lambda: None)
     pool.run()
     for number in range(MAX_KEPT_OF_TENANT):
-        store.get("many", raw(f"b{{{number + 1}}}"), lambda: None)
+        store.get("many", raw(f"b{{{number + 1}}}"), b"s", lambda: None)
     pool.run()
-    assert isinstance(store.get("one", raw("b"), lambda: None), Grammar)
-    assert store.get("many", raw("a{1}"), lambda: None) is None
+    assert isinstance(store.get("one", raw("b"), b"s", lambda: None), Grammar)
+    assert store.get("many", raw("a{1}"), b"s", lambda: None) is None
 
 
 def test_compiling_is_on_a_thread_of_its_own_and_a_failure_is_an_answer() -> None:
@@ -184,8 +194,8 @@ def test_compiling_is_on_a_thread_of_its_own_and_a_failure_is_an_answer() -> Non
         def close(self) -> None: ...
 
     store, is_ready = GrammarStore(Broken()), threading.Event()
-    assert store.get("t", raw("a"), is_ready.set) is None and is_ready.wait(30)
-    found = store.get("t", raw("a"), is_ready.set)
+    assert store.get("t", raw("a"), b"s", is_ready.set) is None and is_ready.wait(30)
+    found = store.get("t", raw("a"), b"s", is_ready.set)
     assert isinstance(found, InvalidFieldError) and "could not be compiled" in found.reason
     store.close()
 

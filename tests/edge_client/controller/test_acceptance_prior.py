@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.edge.edge_fakes import FakeDraft
 from support.edge.engine_link import EngineLink
 
 from outrider.common.types import Method, SamplingParams, StopParams
@@ -15,10 +16,12 @@ from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller.acceptance import AcceptanceEstimator
 from outrider.edge_client.controller.acceptance_posterior import ALPHAS, posterior_of, usual_prior
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
+from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.session.factory import Edge
+from outrider.experiments.simulator.parts.drafts import SimulatedTokenizer
 from tests.edge_client.decode.test_pipelined_rounds import PROMPT, decode, make_backend, reference
 
 HERE = PriorKey("target-1", 2)
@@ -177,3 +180,47 @@ def test_sessions_of_one_edge_share_their_experience() -> None:
     priors = {id(session._state._acceptance_prior) for session in sessions}
     assert priors == {id(edge.acceptance_prior)}
     assert Edge(edge.config, edge.tokenizer, None, 0.0, ()).acceptance_prior is not edge.acceptance_prior
+
+
+# -------------------------------------------------------------------------------------- drafts without a model
+
+
+def begin(is_copied: bool) -> ModePolicy:
+    """A text of 32 tokens over 10 ms: with a usual draft rounds take 2.5 ms a token, the target alone 4."""
+    policy = ModePolicy(CHOOSABLE_MODES, conditions=Conditions(is_copied=is_copied))
+    policy.conditions.observe_opening(0.01, 0.004, 1e-5, 0.0038, 0.0002)
+    policy.choose(32)
+    return policy
+
+
+def test_a_copying_draft_is_asked_to_be_right_before_rounds_are_tried() -> None:
+    assert begin(is_copied=False).current is not ExecutionMode.CLOUD_ONLY
+    policy = begin(is_copied=True)
+    assert policy.current is ExecutionMode.CLOUD_ONLY
+    for _ in range(6):  # a text that has begun to repeat itself
+        policy.observe_stream(0.004)
+        policy.observe_probe(is_accepted=True, draft_s=1e-5)
+        policy.choose(32)
+    assert policy.current is not ExecutionMode.CLOUD_ONLY
+
+
+def test_earlier_texts_of_a_copying_draft_are_added_to_its_own_prior() -> None:
+    usual = usual_prior(is_copied=True)
+    assert mean(usual) < 0.55 < mean(usual_prior())
+    assert AcceptancePrior().probabilities(HERE, usual) == pytest.approx(usual)
+    assert (
+        mean(usual)
+        < mean(after((243, 13)).probabilities(HERE, usual))
+        < mean(after((243, 13)).probabilities(HERE))
+    )
+
+
+@pytest.mark.parametrize(
+    ("strategy", "is_copied"), [("prompt-lookup", True), ("model", False), ("model+suffix", False)]
+)
+def test_a_session_knows_whether_its_draft_has_a_model(strategy: str, is_copied: bool) -> None:
+    config = run_config(mode="auto", draft_strategy=strategy)
+    edge = Edge(config, SimulatedTokenizer(), FakeDraft(), 0.0, ())  # type: ignore[arg-type]
+    session = edge.session([1, 2, 3], 1)
+    posterior = session._state._learner.acceptance.posterior  # type: ignore[union-attr]
+    assert posterior.usual == usual_prior(is_copied)

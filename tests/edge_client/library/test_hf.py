@@ -275,7 +275,10 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
     yield {"do_sample": True, "top_p": 0.0}, "top_p"
     yield {"inputs_embeds": torch.zeros(1, 2, 256)}, "inputs_embeds|batch"
     is_renamed = "cache" in inspect.signature(LlamaModel.forward).parameters  # by transformers 5.24
-    yield {"cache" if is_renamed else "past_key_values": DynamicCache()}, "(cache|past_key_values): the verifier"
+    yield (
+        {"cache" if is_renamed else "past_key_values": DynamicCache()},
+        "(cache|past_key_values): the verifier",
+    )
     yield {"position_ids": torch.tensor([[3, 4]])}, "position_ids"
     yield {"settings": {"temperature": 0.5}}, "temperature is the generation config's"
     yield {"settings": {"draft_threads": 2}}, "draft_threads has no effect"
