@@ -83,7 +83,7 @@ def make_case(seed: int, source: str, temperature: float, **fields: object) -> C
 @pytest.mark.parametrize(
     ("method", "layers"),
     [
-        (Method.COUPLED, (0, 1)),
+        pytest.param(Method.COUPLED, (0, 1), marks=pytest.mark.slow),
         (Method.COUPLED, (0, 2, 3)),
         (Method.COUPLED, (1, 3)),
         (Method.SPARSE, (0, 2, 3)),
