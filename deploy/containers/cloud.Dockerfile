@@ -3,7 +3,7 @@
 # docker build -f deploy/containers/cloud.Dockerfile -t outrider-verifier:0.1.0 .
 FROM python:3.12.11-slim-bookworm AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY outrider outrider
 COPY common common
 COPY cloud_verifier cloud_verifier
@@ -11,7 +11,7 @@ COPY edge_client edge_client
 COPY kernels kernels
 COPY models/__init__.py models/__init__.py
 COPY models/embedded models/embedded
-RUN python -m venv /opt/outrider && /opt/outrider/bin/pip install --no-cache-dir '.[cloud,edge]'
+RUN python -m venv /opt/outrider && /opt/outrider/bin/pip install --no-cache-dir --constraint constraints.txt '.[cloud,edge]'
 
 FROM python:3.12.11-slim-bookworm
 # Triton compiles the launchers of its kernels when it first runs them.

@@ -3,14 +3,14 @@
 # docker build -f deploy/containers/edge.Dockerfile -t outrider-edge:0.1.0 .
 FROM python:3.12.11-slim-bookworm AS build
 WORKDIR /src
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY outrider outrider
 COPY common common
 COPY edge_client edge_client
 COPY kernels kernels
 COPY models/__init__.py models/__init__.py
 COPY models/embedded/draft models/embedded/draft
-RUN python -m venv /opt/outrider && /opt/outrider/bin/pip install --no-cache-dir '.[daemon]'
+RUN python -m venv /opt/outrider && /opt/outrider/bin/pip install --no-cache-dir --constraint constraints.txt '.[daemon]'
 
 FROM python:3.12.11-slim-bookworm
 COPY --from=build /opt/outrider /opt/outrider

@@ -13,7 +13,8 @@ root=${DESTDIR:-}
 packages() { # prefix, extras
     [ "$source" = - ] && return
     [ -x "$1/bin/python" ] || "$python" -m venv "$1"
-    "$1/bin/python" -m pip install --quiet --disable-pip-version-check "$source[$2]"
+    "$1/bin/python" -m pip install --quiet --disable-pip-version-check \
+        --constraint "$here/../../constraints.txt" "$source[$2]" # the versions that the tests passed with
 }
 
 keep() { # a file that the operator may have changed
