@@ -207,6 +207,8 @@ class GrammarState:
 
     def _catch_up(self) -> None:
         """Gives the matcher the output, as far as the grammar allows it."""
+        if self._end is not None or self._num_fed == len(self._output):
+            return
         start_s, first = time.thread_time(), self._num_fed
         while self._end is None and self._num_fed < len(self._output):
             if self._feed(self._output[self._num_fed]):
