@@ -180,6 +180,21 @@ def test_a_damaged_store_is_logged_and_begins_anew(
     assert EarlierTexts(100, texts._fingerprint, path).num_tokens == 4
 
 
+def test_a_text_ends_well_where_its_user_has_a_file_that_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = TextsByOwner("fingerprint", 100, tmp_path)
+    sequence = SuffixModel(FACTS, texts, "one").sequence(SamplingParams())
+    for number in range(MAX_OWNERS):
+        texts.of(f"another {number}")
+    path = texts._path("one")
+    assert path is not None
+    path.mkdir()
+    with caplog.at_level(logging.WARNING, "outrider"):
+        sequence.remember([1, 2, 3], 0)
+    assert "cannot read" in caplog.text
+
+
 def test_a_directory_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="--suffix-store"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import stat
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from outrider.common.errors import ModelError
 from outrider.common.types import TokenLogprobs
 from outrider.edge_client.drafting.learned.files import head_path, head_paths, load_head, save_head
 from outrider.edge_client.drafting.learned.head import LearnedHead
-from outrider.edge_client.drafting.learned.learner import num_bytes
+from outrider.edge_client.drafting.learned.learner import Learner, num_bytes
 from outrider.edge_client.drafting.rows.rows import Rows, rows_of
 
 NUM_TOKENS, HIDDEN, TEMPERATURE = 200, 32, 0.8
@@ -97,6 +99,28 @@ def test_a_file_is_for_one_draft_and_one_target(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ModelError, match="is damaged"):
         load_head(path, again, "d" * 64, "t" * 64)
+
+
+def test_a_head_that_cannot_be_saved_is_logged_once_and_learning_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = Learner(tmp_path / "heads", "d" * 64, NUM_TOKENS, HIDDEN)
+    learner.meet("t" * 64)
+    assert learner.head is not None
+    shutil.rmtree(tmp_path / "heads")
+    with caplog.at_level(logging.WARNING, "outrider"):
+        for number in (700, 1400, 2100):
+            learner.head.counts.num_tokens = number
+            learner.ended()
+        assert caplog.text.count("the head cannot be saved") == 1
+        (tmp_path / "heads").mkdir()
+        learner.head.counts.num_tokens = 2800
+        learner.ended()
+        assert len(head_paths(tmp_path / "heads")) == 1
+        shutil.rmtree(tmp_path / "heads")
+        learner.head.counts.num_tokens = 2801
+        learner.meet("u" * 64)
+        assert caplog.text.count("the head cannot be saved") == 2 and learner.head.counts.num_tokens == 0
 
 
 def test_bytes_are_those_of_the_message() -> None:
