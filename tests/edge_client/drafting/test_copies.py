@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import stat
 from collections.abc import Sequence
@@ -208,6 +209,14 @@ def encode(text: str) -> list[int]:
     return [ord(each) % 50 for each in text]
 
 
+NUM_TOKENS, NUM_PLACES = 29, 25  # of `datastore`
+
+
+def with_header(content: bytes, **facts: float) -> bytes:
+    known = {"tokenizer": "fingerprint", "num_tokens": NUM_TOKENS, "num_places": NUM_PLACES, **facts}
+    return (content[:21] + json.dumps(known).encode()).ljust(4096) + content[4096:]
+
+
 @pytest.fixture
 def datastore(tmp_path: Path) -> Path:
     for name, text in (("a", "the quick fox\n"), ("b", "the lazy dog\n")):
@@ -235,10 +244,28 @@ def test_a_datastore_that_is_not_whole_or_not_its_own_is_refused_by_name(datasto
         (b"x" + content[1:], "no datastore"),
         (content[:30] + b"x" * 50 + content[80:], "header"),
         (content[:-40] + b"\0" * 40, "not in order"),
+        (with_header(content, num_tokens=float("inf")), "header"),
+        (with_header(content, num_tokens=-5), "header"),
+        (with_header(content, num_tokens=NUM_PLACES, num_places=NUM_TOKENS), "header"),
+        (with_header(content, num_tokens=NUM_TOKENS - 1, num_places=NUM_PLACES + 1), "not in order"),
+        (content[:21] + b"[" * 4075 + content[4096:], "header"),
     ):
         datastore.write_bytes(damaged)
         with pytest.raises(ModelError, match=rf"--datastore .*out .*{message}"):
             Datastore(datastore, "fingerprint")
+
+
+def test_what_a_damaged_datastore_tells_is_left_out_where_it_is_no_token(datastore: Path) -> None:
+    content = bytearray(datastore.read_bytes())
+    for number in range(NUM_TOKENS - 1):
+        content[4096 + 4 * number + 2] ^= 1  # one bit of each id but the separator's
+    datastore.write_bytes(content)
+    contexts = Datastore(datastore, "fingerprint").contexts
+    own = TokenText()
+    own.extend([1 << 16 | each for each in encode("see the ")])
+    assert CopyExpander(own, [contexts], "retrieval", 64).tell(()).token_ids
+    assert not CopyExpander(own, [contexts], "retrieval", 64, num_tokens=50).tell(()).token_ids
+    assert contexts.follower(NUM_TOKENS, ()) is None and contexts.follower(10**6, ()) is None
 
 
 def test_what_is_no_datastore_is_not_replaced_and_no_part_of_one_is_left(tmp_path: Path) -> None:
