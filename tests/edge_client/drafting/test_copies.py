@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import os
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -149,8 +151,31 @@ def test_users_do_not_find_each_others_texts_and_few_are_in_memory() -> None:
     texts.of("one").add([1, 2, 3])
     assert not texts.of("two").contexts and texts.of("one").contexts
     for number in range(MAX_OWNERS):
-        texts.of(f"another {number}")
+        texts.of(f"another{number}")
     assert not texts.of("one").contexts, "the least recently used are dropped"
+
+
+def test_the_many_users_of_one_key_leave_another_keys_in_memory() -> None:
+    texts = TextsByOwner("fingerprint", 100)
+    texts.of("quiet user").add([1, 2, 3])
+    for number in range(3 * MAX_OWNERS):
+        texts.of(f"busy {number}").add([1, 2, 3])
+    assert texts.of("quiet user").contexts and texts.of(f"busy {3 * MAX_OWNERS - 1}").contexts
+    assert not texts.of("busy 0").contexts and len(texts._owners) == MAX_OWNERS
+
+
+def test_a_store_keeps_a_bounded_number_of_files_the_last_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.edge_client.drafting.copying.earlier.MAX_FILES", 3)
+    texts = TextsByOwner("fingerprint", 100, tmp_path)
+    for number in range(5):
+        texts.of(f"key {number}").add([7, 8, 9])
+        path = texts._path(f"key {number}")
+        assert path is not None
+        os.utime(path, (number, number))  # clocks of files are coarse
+        texts.of("key 0").add([7, 8, 9])  # now
+    assert set(tmp_path.iterdir()) == {texts._path(f"key {number}") for number in (0, 3, 4)}
 
 
 def test_a_store_is_read_again_by_its_user_alone_and_only_he_may_read_the_file(tmp_path: Path) -> None:
@@ -163,7 +188,12 @@ def test_a_store_is_read_again_by_its_user_alone_and_only_he_may_read_the_file(t
     assert not TextsByOwner("another", 100, tmp_path / "store").of("one").contexts
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign"])
+def content_of(payload: bytes) -> bytes:
+    facts = {"tokenizer": "fingerprint", "sha256": hashlib.sha256(payload).hexdigest()}
+    return b"outrider-suffix-store 1\n" + json.dumps(facts).encode() + b"\n" + payload
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign", "odd", "deep", "endless"])
 def test_a_damaged_store_is_logged_and_begins_anew(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -171,7 +201,14 @@ def test_a_damaged_store_is_logged_and_begins_anew(
     EarlierTexts(100, "fingerprint", path).add([7, 8, 9])
     content = path.read_bytes()
     path.write_bytes(
-        {"cut": content[:-3], "changed": content[:-9] + b"x" * 9, "empty": b""}.get(damage, content)
+        {
+            "cut": content[:-3],
+            "changed": content[:-9] + b"x" * 9,
+            "empty": b"",
+            "odd": content_of(b"abc"),
+            "deep": content.replace(b"{", b"[" * 100_000),
+            "endless": content_of(b"\1\0\0\0" * 50),
+        }.get(damage, content)
     )
     with caplog.at_level(logging.WARNING, "outrider"):
         texts = EarlierTexts(100, "other" if damage == "foreign" else "fingerprint", path)
@@ -181,13 +218,24 @@ def test_a_damaged_store_is_logged_and_begins_anew(
     assert EarlierTexts(100, texts._fingerprint, path).num_tokens == 4
 
 
+def test_a_file_of_a_larger_bound_is_cut_to_the_newest(tmp_path: Path) -> None:
+    EarlierTexts(100, "fingerprint", tmp_path / "texts.ids").add(range(90))
+    for bound in (20, 0):
+        texts = EarlierTexts(bound, "fingerprint", tmp_path / "texts.ids")
+        texts.check_integrity()
+        assert texts.num_tokens == bound + 1
+    own = TokenText()
+    own.extend([87, 88])
+    assert not CopyExpander(own, texts.contexts, "suffix", 64).tell(()).token_ids
+
+
 def test_a_text_ends_well_where_its_user_has_a_file_that_cannot_be_read(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     texts = TextsByOwner("fingerprint", 100, tmp_path)
     sequence = SuffixModel(FACTS, texts, "one").sequence(SamplingParams())
     for number in range(MAX_OWNERS):
-        texts.of(f"another {number}")
+        texts.of(f"another{number}")
     path = texts._path("one")
     assert path is not None
     path.mkdir()
