@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,9 @@ from outrider.common.errors import IncompatibleError, ModelError, UsageError
 from outrider.common.tree import Tree, check_parents
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.commands.cli import main
-from outrider.edge_client.config.run_config import default_draft_dir
+from outrider.edge_client.commands.run import run
+from outrider.edge_client.config.methods import check_draft_paths
+from outrider.edge_client.config.run_config import default_draft_dir, run_config
 from outrider.edge_client.drafting.copying.contexts import (
     MAX_MATCH,
     SEPARATOR,
@@ -38,6 +41,7 @@ from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.registry import STRATEGIES, CopySettings, create_draft_model
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
+from outrider.edge_client.session.shared_edge import create_shared_edge
 
 IDS = st.integers(0, 3)
 FACTS = TokenizerFacts(100, "fingerprint")
@@ -427,3 +431,37 @@ def test_a_union_tree_is_as_well_formed_as_any(num_nodes: int, depth: int, width
         assert len(list(tree.children(node))) <= width
         parent = draft.parents[node]
         assert parent < 0 or draft.values[node] <= draft.values[parent] + 1e-12
+
+
+# --------------------------------------------------------------------------- flags that have no effect
+
+
+@pytest.mark.parametrize(
+    ("flag", "strategy", "wanted"),
+    [
+        ("suffix_store", "model", "suffix or staged"),
+        ("suffix_store", "model+retrieval", "suffix or staged"),
+        ("datastore", "model", "retrieval"),
+        ("datastore", "staged+suffix", "retrieval"),
+    ],
+)
+def test_a_file_that_the_strategy_does_not_read_is_refused_by_name(
+    flag: str, strategy: str, wanted: str
+) -> None:
+    config = run_config(**{flag: Path("x"), "draft_strategy": strategy})
+    message = rf"--{flag.replace('_', '-')} goes with .* {wanted} in it, not with {re.escape(strategy)}"
+    with pytest.raises(UsageError, match=message):
+        check_draft_paths(config, has_draft=True)
+    with pytest.raises(UsageError, match=message):
+        create_shared_edge(config)
+    for reader in ("model+suffix+retrieval", "staged+retrieval"):
+        known = run_config(suffix_store=Path("x"), datastore=Path("x"), draft_strategy=reader)
+        check_draft_paths(known, has_draft=True)
+
+
+@pytest.mark.parametrize("mode", ["cloud-only", "co-located"])
+def test_learning_is_refused_where_no_draft_is_loaded(mode: str, tmp_path: Path) -> None:
+    config = run_config(learn=tmp_path, mode=mode)
+    with pytest.raises(UsageError, match=f"--learn needs a draft, and mode {mode} loads none"):
+        run(config, "text", None, is_json=True)
+    check_draft_paths(config, has_draft=True)  # of a daemon: a request may choose another mode
