@@ -10,7 +10,7 @@ from pathlib import Path
 from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.flags import add_config, load_run_config
 from outrider.edge_client.config.gate import gate_warning
-from outrider.edge_client.config.methods import warning
+from outrider.edge_client.config.methods import check_draft_paths, warning
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.session.factory import create_edge
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
@@ -58,6 +58,7 @@ def main(namespace: argparse.Namespace) -> int:
     config = load_run_config(namespace).value
     setup_logging(config.logs.level)
     template = _load_template(config)
+    check_draft_paths(config, config.mode.has_draft)
     edge = create_edge(config, has_draft=None)
     for line in filter(None, (warning(config), gate_warning(config))):
         print(f"edge-client: {line}", file=sys.stderr)

@@ -389,6 +389,7 @@ def _measure(
     """Returns all parts, measured where flags give none, the labels of both ends, and a JSON record."""
     from outrider.common.process.logs import setup_logging
     from outrider.edge_client.config.flags import grammar_texts, load_run_config
+    from outrider.edge_client.config.methods import check_draft_paths
     from outrider.edge_client.planning.measure import PROMPTS, measure, parts_from, rarely_measured
     from outrider.edge_client.session.factory import create_edge
 
@@ -398,6 +399,7 @@ def _measure(
     loaded = with_values(load_run_config(namespace).value, **grammar_texts(namespace))
     config = replace(loaded, verifier=namespace.measure, mode=ExecutionMode.SPECULATIVE)
     setup_logging(config.logs.level)
+    check_draft_paths(config, has_draft=True)
     edge = create_edge(config)
     try:
         prompts = namespace.prompt or PROMPTS

@@ -17,7 +17,7 @@ from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.common.types import FinishReason, ModelInfo, TokenLogprobs
 from outrider.edge_client.config.gate import gate_warning
-from outrider.edge_client.config.methods import is_reproducible, judging_method, warning
+from outrider.edge_client.config.methods import check_draft_paths, is_reproducible, judging_method, warning
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.slow_draft import slow_draft_note
 from outrider.edge_client.core.events import SessionEvent
@@ -43,6 +43,7 @@ def run(
     is_live = is_live and _can_live(is_json)
     text = read_prompt(prompt, prompt_file)
     seed = config.seed if config.seed is not None else draw_seed()
+    check_draft_paths(config, config.mode.has_draft)
     edge = create_edge(config)
     session = edge.session(text, seed)
     for line in filter(None, (warning(config), gate_warning(config))):

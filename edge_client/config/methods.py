@@ -9,7 +9,7 @@ from outrider.edge_client.config.preset_section import BIG_LITTLE
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.drafting.backend import ONNX
-from outrider.edge_client.drafting.registry import WITHOUT_MODEL
+from outrider.edge_client.drafting.registry import RETRIEVAL, STAGED, SUFFIX, WITHOUT_MODEL
 from outrider.edge_client.gate.gate import GateUse
 
 METHODS_OF = {  # settings that only some methods have
@@ -42,6 +42,25 @@ def check_method(config: RunConfig) -> None:
         raise UsageError("--logprobs needs a target, and mode edge-only uses none")
     if config.outage.reverify and (why := why_no_reverify(config)):
         raise UsageError(f"--reverify {why}")
+
+
+def check_draft_paths(config: RunConfig, has_draft: bool) -> None:
+    """Raises `UsageError` naming the first file or directory that the draft would not use, or that no draft would where
+    none is loaded. Where one configuration is for several strategies this is not asked."""
+    draft = config.draft
+    if draft.learn is not None and not has_draft:
+        raise UsageError(
+            f"--learn needs a draft, and mode {config.mode} loads none: --mode speculative and auto do"
+        )
+    for flag, path, readers in (
+        ("--suffix-store", draft.suffix_store, (SUFFIX, STAGED)),
+        ("--datastore", draft.datastore, (RETRIEVAL,)),
+    ):
+        if path is not None and not set(readers) & set(draft.strategy.split("+")):
+            wanted = " or ".join(readers)
+            raise UsageError(
+                f"{flag} goes with a --draft-strategy that has {wanted} in it, not with {draft.strategy}"
+            )
 
 
 def _check_learning(config: RunConfig) -> None:

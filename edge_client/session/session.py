@@ -253,14 +253,21 @@ class EdgeSession:
             yield from state.add(draft.token_ids, (Origin.EDGE_ONLY,) * len(draft.token_ids))
 
     def _close(self) -> None:
+        """Keeps what later sessions use, then frees the draft's sequence and the verifier's, whatever fails."""
+        state = self._state
+        try:
+            self._keep()
+        finally:
+            if state.proposer.drafter is not None:
+                state.proposer.drafter.close()
+            if state.verifier is not None:
+                state.verifier.close(is_cancelled=state.tokens.finish is FinishReason.CANCELLED)
+                state.recorder.closed(state.verifier)
+
+    def _keep(self) -> None:
         state = self._state
         state.remember()
         if state.proposer.drafter is not None:
             state.proposer.drafter.remember(state.tokens.chain.token_ids)
-            state.proposer.drafter.close()
         if state.head_learner is not None:
             state.head_learner.ended()
-        if state.verifier is None:
-            return
-        state.verifier.close(is_cancelled=state.tokens.finish is FinishReason.CANCELLED)
-        state.recorder.closed(state.verifier)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from outrider.common.types import Method, SamplingParams
+from outrider.edge_client.config.methods import check_draft_paths
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.core.options import ExecutionMode
@@ -129,5 +130,6 @@ def create_shared_edge(
     if has_draft is None:
         is_there = has_draft_files(draft.strategy, draft_dir(config), draft.backend)
         has_draft = config.mode.has_draft or is_there
+    check_draft_paths(config, has_draft)
     edge = create_edge(config, has_draft, open_draft, surroundings)
     return SharedEdge(edge, int(config.serve.draft_cache_mb * 2**20))

@@ -83,9 +83,12 @@ def _num_common(one: bytes | bytearray, other: bytes | bytearray) -> int:
 class SortedContexts:
     """Holds the contexts of texts that do not grow, by an order that was made before (`sorting.py`)."""
 
-    def __init__(self, text: bytes | mmap, order: Sequence[int], start: int = 0) -> None:
-        """The texts, each followed by `SEPARATOR`, begin `start` bytes into the buffer."""
+    def __init__(
+        self, text: bytes | mmap, order: Sequence[int], start: int = 0, stop: int | None = None
+    ) -> None:
+        """The texts, each followed by `SEPARATOR`, begin `start` bytes into the buffer and end `stop` bytes into it."""
         self._text, self._order, self._start = text, order, start
+        self._stop = len(text) if stop is None else stop
         self._sorted = _Sorted(text, order, MAX_MATCH, start)
         self.context = self._sorted.context
 
@@ -101,8 +104,10 @@ class SortedContexts:
 
     def follower(self, end: int, path: TokenIds) -> int | None:
         """See `Contexts.follower`."""
-        stop = self._start + TOKEN_BYTES * end
-        found = int.from_bytes(self._text[stop : stop + TOKEN_BYTES], "little")
+        place = self._start + TOKEN_BYTES * end
+        if place >= self._stop:  # of a damaged file
+            return None
+        found = int.from_bytes(self._text[place : place + TOKEN_BYTES], "little")
         return None if found == SEPARATOR else found
 
 

@@ -30,8 +30,8 @@ OnProgress = Callable[[float, str], None]
 
 
 class Datastore:
-    """Is an open datastore. Raises `ModelError` where it is truncated or damaged, `IncompatibleError` where another
-    tokenizer made it."""
+    """Is an open datastore. Raises `ModelError` where it is truncated or seen to be damaged, `IncompatibleError` where
+    another tokenizer made it."""
 
     def __init__(self, path: Path, tokenizer_fingerprint: str) -> None:
         try:
@@ -52,16 +52,22 @@ class Datastore:
             )
         first_place = _START + TOKEN_BYTES * self.num_tokens
         order = memoryview(content)[first_place:].cast("I")
-        self.contexts = SortedContexts(content, order, _START)
+        self.contexts = SortedContexts(content, order, _START, first_place)
         self._check_order(path, order)
 
     def _check_order(self, path: Path, order: memoryview) -> None:
+        """Refuses what a few looks find; what they miss is left out when it is found (`CopyExpander.count`)."""
         step = max(1, len(order) // _NUM_SAMPLES)
         places = [order[index] for index in range(0, len(order), step)]
         is_inside = all(0 < place < self.num_tokens for place in places)
         contexts = [self.contexts.context(place) for place in places] if is_inside else []
-        if not is_inside or contexts != sorted(contexts):
+        if not self._ends() or not is_inside or contexts != sorted(contexts):
             raise ModelError(f"--datastore {path} is damaged: its places are not in order; build it again")
+
+    def _ends(self) -> bool:
+        """Returns whether the last text ends where the header says."""
+        last = self.num_tokens - 1
+        return last >= 0 and self.contexts.follower(last, ()) is None
 
 
 def _read_header(path: Path, content: mmap.mmap) -> tuple[int, int, str]:
@@ -69,8 +75,11 @@ def _read_header(path: Path, content: mmap.mmap) -> tuple[int, int, str]:
         raise ModelError(f"--datastore {path} is no datastore: `edge-client draft datastore build` makes one")
     try:
         header = json.loads(content[len(_MAGIC) : _START])
-        return int(header["num_tokens"]), int(header["num_places"]), str(header["tokenizer"])
-    except (ValueError, KeyError, TypeError) as error:
+        num_tokens, num_places = int(header["num_tokens"]), int(header["num_places"])
+        if not 0 <= num_places < num_tokens:
+            raise ValueError(f"{num_places} places of {num_tokens} tokens")
+        return num_tokens, num_places, str(header["tokenizer"])
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
         raise ModelError(
             f"--datastore {path} is damaged: its header cannot be read; build it again"
         ) from error

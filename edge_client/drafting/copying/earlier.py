@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,7 +18,9 @@ from outrider.common.errors import UsageError
 from outrider.edge_client.drafting.copying.contexts import SEPARATOR, Contexts, SortedContexts
 from outrider.edge_client.drafting.copying.sorting import sorted_places
 
-MAX_OWNERS = 32  # whose texts are in memory; the least recently used are dropped
+MAX_OWNERS = 32  # whose texts are in memory; the least recently used of the key that has most are dropped
+MAX_FILES = 1000  # in a store, the last written ones; with the default tokens a user some 400 MB
+_SUFFIX = ".ids"
 _GROWTH = 4  # each part has more than so many times the next one's tokens, so that there are few
 _KEPT_SHARE = 0.75  # of the bound, once it is reached
 _MAGIC = b"outrider-suffix-store 1\n"
@@ -78,18 +80,40 @@ class EarlierTexts:
         ends = np.flatnonzero(every == SEPARATOR) + 1
         surplus = len(every) - int(_KEPT_SHARE * self._max_tokens)
         first_kept = min(int(np.searchsorted(ends, surplus)), len(ends) - 2)  # the newest text stays
-        self._set([every[int(ends[first_kept]) if first_kept >= 0 else 0 :]])
+        start = int(ends[first_kept]) if first_kept >= 0 else 0
+        start = max(
+            start, len(every) - self._max_tokens - 1
+        )  # its end alone, where a file is of a larger bound
+        self._set([every[start:]])
 
     def _write(self, path: Path) -> None:
         payload = b"".join(part.astype("<u4").tobytes() for part, _ in self._parts)
         facts = {"tokenizer": self._fingerprint, "sha256": hashlib.sha256(payload).hexdigest()}
         beside = path.with_name(f"{path.name}.{os.getpid()}")
         try:
+            is_new = not path.exists()
             with os.fdopen(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 file.write(_MAGIC + json.dumps(facts).encode() + b"\n" + payload)
             os.replace(beside, path)
+            if is_new:
+                _remove_oldest(path.parent)
         except OSError as error:
             log.warning("--suffix-store: cannot write %s: %s", path, error.strerror or error)
+
+
+def _remove_oldest(directory: Path) -> None:
+    """Removes what was written longest ago, so that at most `MAX_FILES` users have a file."""
+    every = list(directory.glob(f"*{_SUFFIX}"))
+    if len(every) > MAX_FILES:
+        for path in sorted(every, key=_written_ns)[:-MAX_FILES]:
+            path.unlink(missing_ok=True)
+
+
+def _written_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:  # another process removed it
+        return 0
 
 
 def _sort(part: NDArray[np.uint32]) -> SortedContexts:
@@ -109,10 +133,11 @@ def _read(path: Path, tokenizer_fingerprint: str) -> NDArray[np.uint32] | None:
         told = json.loads(facts)
         is_whole = told["sha256"] == hashlib.sha256(payload).hexdigest()
         is_ours = magic == _MAGIC and told["tokenizer"] == tokenizer_fingerprint
-    except (ValueError, KeyError, TypeError):
+        token_ids = np.frombuffer(payload, "<u4").astype(np.uint32)
+    except (ValueError, KeyError, TypeError, RecursionError):
         is_whole = is_ours = False
-    if is_whole and is_ours and payload:
-        return np.frombuffer(payload, "<u4").astype(np.uint32)
+    if is_whole and is_ours and len(token_ids) and token_ids[-1] == SEPARATOR:
+        return token_ids
     log.warning("--suffix-store: %s is damaged or another tokenizer's: earlier texts begin anew", path)
     return None
 
@@ -140,12 +165,25 @@ class TextsByOwner:
                 self._owners[owner] = found
             self._owners.move_to_end(owner)
             while len(self._owners) > MAX_OWNERS:
-                self._owners.popitem(last=False)
+                del self._owners[self._surplus()]
         return found
+
+    def _surplus(self) -> str:
+        """Returns who is dropped: the least recently used of the key that has most, so that the many users of one key
+        leave the others in memory."""
+        ((most, _),) = Counter(map(_key_of, self._owners)).most_common(
+            1
+        )  # of equal ones the least recently used
+        return next(owner for owner in self._owners if _key_of(owner) == most)
 
     def _path(self, owner: str) -> Path | None:
         """Returns the file of a user: its name tells neither the key nor whose it is, and has the tokenizer's."""
         if self._directory is None:
             return None
         name = hashlib.sha256(f"outrider suffixes {owner}".encode()).hexdigest()[:24]
-        return self._directory / f"{name}-{self._fingerprint[:12]}.ids"
+        return self._directory / f"{name}-{self._fingerprint[:12]}{_SUFFIX}"
+
+
+def _key_of(owner: str) -> str:
+    """Returns what the users of one API key have in common: an owner is a key's digest, a space and a user."""
+    return owner.partition(" ")[0]

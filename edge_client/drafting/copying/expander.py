@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from outrider.common.types import Support, TokenIds
-from outrider.edge_client.drafting.copying.contexts import Contexts, TokenText, longest_match
+from outrider.edge_client.drafting.copying.contexts import SEPARATOR, Contexts, TokenText, longest_match
 from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS, Continuations
 
 _Places = list[tuple[Contexts, list[int]]]
@@ -28,12 +28,19 @@ class CopyExpander:
     num_runs = 0
 
     def __init__(
-        self, text: TokenText, searched: Sequence[Contexts], name: str, most: int, min_match: int = 1
+        self,
+        text: TokenText,
+        searched: Sequence[Contexts],
+        name: str,
+        most: int,
+        min_match: int = 1,
+        num_tokens: int = SEPARATOR,
     ) -> None:
         """At most `most` places of each of the `searched` are looked at, and none for a run of less than `min_match`
-        tokens; `name` begins the sources' names."""
+        tokens; `name` begins the sources' names. Ids that are not below `num_tokens`, of a damaged file, are left
+        out."""
         self._text, self._searched, self._name, self._most = text, searched, name, most
-        self._min_match = min_match
+        self._min_match, self._num_tokens = min_match, num_tokens
         self._nothing = Continuations((), (), f"{name}-{_range(0)}")
         # By path. Without places the length is a bound of that of the longest run.
         self._found: dict[TokenIds, tuple[int, _Places]] = {}
@@ -59,7 +66,8 @@ class CopyExpander:
         if not places:
             return length, []
         followers = (contexts.follower(end, path) for contexts, ends in places for end in ends)
-        return length, Counter(each for each in followers if each is not None).most_common(MAX_CONTINUATIONS)
+        known = (each for each in followers if each is not None and each < self._num_tokens)
+        return length, Counter(known).most_common(MAX_CONTINUATIONS)
 
     def _find(self, path: TokenIds) -> tuple[int, _Places]:
         found = self._follow(path)

@@ -116,7 +116,7 @@ class CopySequence:
     def expander(self, num_places: int | None = None, min_match: int = 1) -> CopyExpander:
         """Returns the source of one tree; what followed a run of less than `min_match` tokens is left out."""
         most = num_places or self._rules.tree_places
-        return CopyExpander(self._text, self._searched, self._rules.name, most, min_match)
+        return CopyExpander(self._text, self._searched, self._rules.name, most, min_match, self._num_tokens)
 
     def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         """See `ProposesTrees.propose_tree`. There is no rule, since a copy has no signals."""

@@ -6,10 +6,12 @@ and their counts bound a draft. The paper keeps two suffix trees; here sorted co
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
+from outrider.common.errors import UsageError
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.copying.contexts import MAX_MATCH, Contexts
 from outrider.edge_client.drafting.copying.earlier import TextsByOwner
@@ -17,6 +19,8 @@ from outrider.edge_client.drafting.copying.model import CopyModel, TokenizerFact
 from outrider.edge_client.drafting.copying.sequence import CopyRules, CopySequence
 
 RULES = CopyRules("suffix")
+
+log = logging.getLogger("outrider")
 
 
 class SuffixModel(CopyModel):
@@ -44,8 +48,14 @@ class SuffixModel(CopyModel):
         return SuffixSequence(self, sampling, num_support > 0)
 
     def remember(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
-        """Keeps a text that has ended: what was generated, after the end of its prompt."""
-        self._texts.of(self._owner).add(token_ids[max(0, num_prompt_tokens - MAX_MATCH) :])
+        """Keeps a text that has ended: what was generated, after the end of its prompt. Earlier texts that cannot be
+        read are logged, and this one is not kept: it is its reader's whatever happens."""
+        try:
+            texts = self._texts.of(self._owner)
+        except UsageError as error:
+            log.warning("%s; the text that ended is not kept", error)
+            return
+        texts.add(token_ids[max(0, num_prompt_tokens - MAX_MATCH) :])
 
     def others(self) -> Sequence[Contexts]:
         """Returns the user's earlier texts."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,10 @@ def head_paths(directory: Path) -> list[Path]:
 
 
 def save_head(path: Path, head: LearnedHead, draft_fingerprint: str, target_fingerprint: str) -> None:
-    """Writes a head beside its file and then puts it in its place. Raises `UsageError` where it cannot be written."""
+    """Writes a head beside its file and then puts it in its place. Raises `UsageError` where it cannot be written, or
+    is not finite."""
+    if not (np.isfinite(head.table).all() and math.isfinite(head.gain)):
+        raise UsageError(f"--learn {path.parent}: the head cannot be saved: it is not finite")
     facts = {
         "version": _VERSION,
         "draft_fingerprint": draft_fingerprint,
@@ -77,7 +80,7 @@ def load_head(path: Path, head: LearnedHead, draft_fingerprint: str, target_fing
     for what, (found, expected) in wanted.items():
         if found != expected:
             raise ModelError(f"{path} was learned with another {what}: {_way_out(path)}")
-    if table.shape != head.table.shape or not np.isfinite(table).all():
+    if table.shape != head.table.shape:
         raise ModelError(f"{path} is damaged: {_way_out(path)}")
     head.table[:] = table
     head.counts = LearnedCounts(**facts["counts"])
@@ -88,14 +91,30 @@ def _read(path: Path) -> tuple[dict[str, Any], np.ndarray[Any, np.dtype[np.float
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             facts, table = json.loads(str(file["facts"])), file["table"]
-        HeadSettings(**facts["settings"])
-        LearnedCounts(**facts["counts"])
         version = facts["version"]
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        if version == _VERSION:
+            _check(facts, table)
+    except Exception as error:  # what a damaged archive raises is not told by numpy or zipfile
         raise ModelError(f"{path} is damaged: {_way_out(path)}") from error
     if version != _VERSION:
         raise ModelError(f"{path} has version {version}, this release reads {_VERSION}: {_way_out(path)}")
     return facts, table
+
+
+def _check(facts: dict[str, Any], table: np.ndarray[Any, np.dtype[Any]]) -> None:
+    """Raises where a file's content is not what `save_head` writes."""
+    settings, counts = HeadSettings(**facts["settings"]), LearnedCounts(**facts["counts"])
+    numbers = [*dataclasses.astuple(settings), *dataclasses.astuple(counts), facts["gain"]]
+    whole = (settings.rank, settings.window, counts.num_tokens, counts.num_drafting)
+    texts = (facts["draft_fingerprint"], facts["target_fingerprint"])
+    if not all(type(each) in (int, float) and math.isfinite(each) for each in numbers):
+        raise ValueError("a number is none, or not finite")
+    if not all(type(each) is int and each >= 0 for each in whole):
+        raise ValueError("a count is none")
+    if not all(type(each) is str for each in texts):
+        raise ValueError("a fingerprint is none")
+    if table.dtype != np.float32 or not np.isfinite(table).all():
+        raise ValueError("the table is none, or not finite")
 
 
 def _way_out(path: Path) -> str:

@@ -172,7 +172,8 @@ def _told(seen: _Seen, target: TokenLogprobs) -> tuple[NDArray[np.int64], Floats
     """Returns the places among the candidates of the ids that the target told, their probabilities by it, and what it
     leaves for the other candidates."""
     top_ids = np.array(target.top_token_ids)
-    told = np.exp(np.array(target.top_logprobs, np.float32))
+    logprobs = np.array(target.top_logprobs, np.float32)
+    told = np.exp(np.minimum(logprobs, 0.0))  # a verifier may tell more than a probability
     left = max(0.0, seen.total - float(told.sum()))
     places = seen.ids.searchsorted(top_ids)
     is_there = seen.ids.take(places, mode="clip") == top_ids

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from outrider.common.errors import UsageError
 from outrider.common.types import TokenIds, TokenLogprobs
 from outrider.edge_client.drafting.learned.files import check_directory, head_path, load_head, save_head
 from outrider.edge_client.drafting.learned.head import LearnedHead
@@ -14,6 +16,8 @@ from outrider.edge_client.drafting.rows.rows import Rows
 
 _FIXED_BYTES = 2 + 2 * 5 + 2 * 2  # of a token's entry: its header, two float fields, the headers of two lists
 _SAVE_EVERY = 500  # learned tokens; a save takes some milliseconds
+
+log = logging.getLogger("outrider")
 
 
 class Learner:
@@ -27,7 +31,10 @@ class Learner:
         self._draft_fingerprint = draft_fingerprint
         self._shape = num_tokens, hidden_size
         self._target_fingerprint = ""
-        self._num_saved = 0
+        self._num_saved = self._num_tried = (
+            0  # learned tokens at the last save, and at the last that was tried
+        )
+        self._is_failing = False
         self._lock = threading.Lock()
 
     def meet(self, target_fingerprint: str) -> None:
@@ -36,13 +43,13 @@ class Learner:
         with self._lock:
             if target_fingerprint == self._target_fingerprint:
                 return
-            self._save()
-            self.head, self._num_saved = LearnedHead(*self._shape), 0
+            self._save(is_last=True)
+            head = LearnedHead(*self._shape)
             path = head_path(self.directory, self._draft_fingerprint, target_fingerprint)
             if path.is_file():
-                load_head(path, self.head, self._draft_fingerprint, target_fingerprint)
-                self._num_saved = self.head.counts.num_tokens
-            self._target_fingerprint = target_fingerprint
+                load_head(path, head, self._draft_fingerprint, target_fingerprint)
+            self.head, self._target_fingerprint = head, target_fingerprint
+            self._num_saved = self._num_tried = head.counts.num_tokens
 
     def adapt(self, rows: Rows, index: int, temperature: float, position: int, before: Sequence[int]) -> None:
         """See `LearnedHead.adapt`; without a target nothing changes."""
@@ -57,23 +64,31 @@ class Learner:
                 head.learn(position, before, entry)
 
     def ended(self) -> None:
-        """Saves where enough was learned since the last time; a session has ended."""
+        """Saves where enough was learned since the last time; a session has ended. A head that cannot be saved is
+        logged, once until one can be."""
         with self._lock:
-            if self.head is not None and self.head.counts.num_tokens >= self._num_saved + _SAVE_EVERY:
+            if self.head is not None and self.head.counts.num_tokens >= self._num_tried + _SAVE_EVERY:
                 self._save()
 
     def close(self) -> None:
-        """Saves what was learned."""
+        """Saves what was learned; logs where it cannot be."""
         with self._lock:
-            self._save()
+            self._save(is_last=True)
 
-    def _save(self) -> None:
+    def _save(self, is_last: bool = False) -> None:
         head = self.head
         if head is None or head.counts.num_tokens == self._num_saved:
             return
         path = head_path(self.directory, self._draft_fingerprint, self._target_fingerprint)
-        save_head(path, head, self._draft_fingerprint, self._target_fingerprint)
-        self._num_saved = head.counts.num_tokens
+        self._num_tried = head.counts.num_tokens
+        try:
+            save_head(path, head, self._draft_fingerprint, self._target_fingerprint)
+        except UsageError as error:
+            if is_last or not self._is_failing:
+                log.warning("%s; learning goes on without", error)
+            self._is_failing = True
+            return
+        self._num_saved, self._is_failing = self._num_tried, False
 
 
 def num_bytes(logprobs: Sequence[TokenLogprobs]) -> int:

@@ -19,6 +19,7 @@ from support.edge.edge_fakes import (
 )
 
 from outrider.common.alignment import TokenChain
+from outrider.common.errors import UsageError
 from outrider.common.types import (
     CloseRequest,
     FinishReason,
@@ -30,6 +31,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.core.events import EndEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 NEW = TARGET[2:]
@@ -217,6 +219,18 @@ def test_a_consumer_that_leaves_early_closes_the_session_too() -> None:
 
 
 # ------------------------------------------------------------------------------------- other modes
+
+
+def test_a_text_that_cannot_be_kept_closes_the_session_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Drafter, token_ids: Sequence[int]) -> None:
+        raise UsageError("a full disk")
+
+    monkeypatch.setattr(Drafter, "remember", fail)
+    verifier = FakeVerifier()
+    session = make_session(verifier, FakeDraft(TARGET))
+    with pytest.raises(UsageError, match="a full disk"):
+        list(session.generate())
+    assert isinstance(verifier.requests[-1], CloseRequest) and session.result.token_ids == NEW[:12]
 
 
 def test_edge_only_needs_no_verifier_and_marks_every_token() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
+import re
 import stat
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +20,9 @@ from outrider.common.errors import IncompatibleError, ModelError, UsageError
 from outrider.common.tree import Tree, check_parents
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.commands.cli import main
-from outrider.edge_client.config.run_config import default_draft_dir
+from outrider.edge_client.commands.run import run
+from outrider.edge_client.config.methods import check_draft_paths
+from outrider.edge_client.config.run_config import default_draft_dir, run_config
 from outrider.edge_client.drafting.copying.contexts import (
     MAX_MATCH,
     SEPARATOR,
@@ -35,6 +41,7 @@ from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.registry import STRATEGIES, CopySettings, create_draft_model
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
+from outrider.edge_client.session.shared_edge import create_shared_edge
 
 IDS = st.integers(0, 3)
 FACTS = TokenizerFacts(100, "fingerprint")
@@ -148,8 +155,31 @@ def test_users_do_not_find_each_others_texts_and_few_are_in_memory() -> None:
     texts.of("one").add([1, 2, 3])
     assert not texts.of("two").contexts and texts.of("one").contexts
     for number in range(MAX_OWNERS):
-        texts.of(f"another {number}")
+        texts.of(f"another{number}")
     assert not texts.of("one").contexts, "the least recently used are dropped"
+
+
+def test_the_many_users_of_one_key_leave_another_keys_in_memory() -> None:
+    texts = TextsByOwner("fingerprint", 100)
+    texts.of("quiet user").add([1, 2, 3])
+    for number in range(3 * MAX_OWNERS):
+        texts.of(f"busy {number}").add([1, 2, 3])
+    assert texts.of("quiet user").contexts and texts.of(f"busy {3 * MAX_OWNERS - 1}").contexts
+    assert not texts.of("busy 0").contexts and len(texts._owners) == MAX_OWNERS
+
+
+def test_a_store_keeps_a_bounded_number_of_files_the_last_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.edge_client.drafting.copying.earlier.MAX_FILES", 3)
+    texts = TextsByOwner("fingerprint", 100, tmp_path)
+    for number in range(5):
+        texts.of(f"key {number}").add([7, 8, 9])
+        path = texts._path(f"key {number}")
+        assert path is not None
+        os.utime(path, (number, number))  # clocks of files are coarse
+        texts.of("key 0").add([7, 8, 9])  # now
+    assert set(tmp_path.iterdir()) == {texts._path(f"key {number}") for number in (0, 3, 4)}
 
 
 def test_a_store_is_read_again_by_its_user_alone_and_only_he_may_read_the_file(tmp_path: Path) -> None:
@@ -162,7 +192,12 @@ def test_a_store_is_read_again_by_its_user_alone_and_only_he_may_read_the_file(t
     assert not TextsByOwner("another", 100, tmp_path / "store").of("one").contexts
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign"])
+def content_of(payload: bytes) -> bytes:
+    facts = {"tokenizer": "fingerprint", "sha256": hashlib.sha256(payload).hexdigest()}
+    return b"outrider-suffix-store 1\n" + json.dumps(facts).encode() + b"\n" + payload
+
+
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty", "foreign", "odd", "deep", "endless"])
 def test_a_damaged_store_is_logged_and_begins_anew(
     damage: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,7 +205,14 @@ def test_a_damaged_store_is_logged_and_begins_anew(
     EarlierTexts(100, "fingerprint", path).add([7, 8, 9])
     content = path.read_bytes()
     path.write_bytes(
-        {"cut": content[:-3], "changed": content[:-9] + b"x" * 9, "empty": b""}.get(damage, content)
+        {
+            "cut": content[:-3],
+            "changed": content[:-9] + b"x" * 9,
+            "empty": b"",
+            "odd": content_of(b"abc"),
+            "deep": content.replace(b"{", b"[" * 100_000),
+            "endless": content_of(b"\1\0\0\0" * 50),
+        }.get(damage, content)
     )
     with caplog.at_level(logging.WARNING, "outrider"):
         texts = EarlierTexts(100, "other" if damage == "foreign" else "fingerprint", path)
@@ -178,6 +220,32 @@ def test_a_damaged_store_is_logged_and_begins_anew(
     assert not texts.contexts
     texts.add([1, 2, 3])
     assert EarlierTexts(100, texts._fingerprint, path).num_tokens == 4
+
+
+def test_a_file_of_a_larger_bound_is_cut_to_the_newest(tmp_path: Path) -> None:
+    EarlierTexts(100, "fingerprint", tmp_path / "texts.ids").add(range(90))
+    for bound in (20, 0):
+        texts = EarlierTexts(bound, "fingerprint", tmp_path / "texts.ids")
+        texts.check_integrity()
+        assert texts.num_tokens == bound + 1
+    own = TokenText()
+    own.extend([87, 88])
+    assert not CopyExpander(own, texts.contexts, "suffix", 64).tell(()).token_ids
+
+
+def test_a_text_ends_well_where_its_user_has_a_file_that_cannot_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = TextsByOwner("fingerprint", 100, tmp_path)
+    sequence = SuffixModel(FACTS, texts, "one").sequence(SamplingParams())
+    for number in range(MAX_OWNERS):
+        texts.of(f"another{number}")
+    path = texts._path("one")
+    assert path is not None
+    path.mkdir()
+    with caplog.at_level(logging.WARNING, "outrider"):
+        sequence.remember([1, 2, 3], 0)
+    assert "cannot read" in caplog.text
 
 
 def test_a_directory_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
@@ -191,6 +259,14 @@ def test_a_directory_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
 
 def encode(text: str) -> list[int]:
     return [ord(each) % 50 for each in text]
+
+
+NUM_TOKENS, NUM_PLACES = 29, 25  # of `datastore`
+
+
+def with_header(content: bytes, **facts: float) -> bytes:
+    known = {"tokenizer": "fingerprint", "num_tokens": NUM_TOKENS, "num_places": NUM_PLACES, **facts}
+    return (content[:21] + json.dumps(known).encode()).ljust(4096) + content[4096:]
 
 
 @pytest.fixture
@@ -220,10 +296,28 @@ def test_a_datastore_that_is_not_whole_or_not_its_own_is_refused_by_name(datasto
         (b"x" + content[1:], "no datastore"),
         (content[:30] + b"x" * 50 + content[80:], "header"),
         (content[:-40] + b"\0" * 40, "not in order"),
+        (with_header(content, num_tokens=float("inf")), "header"),
+        (with_header(content, num_tokens=-5), "header"),
+        (with_header(content, num_tokens=NUM_PLACES, num_places=NUM_TOKENS), "header"),
+        (with_header(content, num_tokens=NUM_TOKENS - 1, num_places=NUM_PLACES + 1), "not in order"),
+        (content[:21] + b"[" * 4075 + content[4096:], "header"),
     ):
         datastore.write_bytes(damaged)
         with pytest.raises(ModelError, match=rf"--datastore .*out .*{message}"):
             Datastore(datastore, "fingerprint")
+
+
+def test_what_a_damaged_datastore_tells_is_left_out_where_it_is_no_token(datastore: Path) -> None:
+    content = bytearray(datastore.read_bytes())
+    for number in range(NUM_TOKENS - 1):
+        content[4096 + 4 * number + 2] ^= 1  # one bit of each id but the separator's
+    datastore.write_bytes(content)
+    contexts = Datastore(datastore, "fingerprint").contexts
+    own = TokenText()
+    own.extend([1 << 16 | each for each in encode("see the ")])
+    assert CopyExpander(own, [contexts], "retrieval", 64).tell(()).token_ids
+    assert not CopyExpander(own, [contexts], "retrieval", 64, num_tokens=50).tell(()).token_ids
+    assert contexts.follower(NUM_TOKENS, ()) is None and contexts.follower(10**6, ()) is None
 
 
 def test_what_is_no_datastore_is_not_replaced_and_no_part_of_one_is_left(tmp_path: Path) -> None:
@@ -337,3 +431,37 @@ def test_a_union_tree_is_as_well_formed_as_any(num_nodes: int, depth: int, width
         assert len(list(tree.children(node))) <= width
         parent = draft.parents[node]
         assert parent < 0 or draft.values[node] <= draft.values[parent] + 1e-12
+
+
+# --------------------------------------------------------------------------- flags that have no effect
+
+
+@pytest.mark.parametrize(
+    ("flag", "strategy", "wanted"),
+    [
+        ("suffix_store", "model", "suffix or staged"),
+        ("suffix_store", "model+retrieval", "suffix or staged"),
+        ("datastore", "model", "retrieval"),
+        ("datastore", "staged+suffix", "retrieval"),
+    ],
+)
+def test_a_file_that_the_strategy_does_not_read_is_refused_by_name(
+    flag: str, strategy: str, wanted: str
+) -> None:
+    config = run_config(**{flag: Path("x"), "draft_strategy": strategy})
+    message = rf"--{flag.replace('_', '-')} goes with .* {wanted} in it, not with {re.escape(strategy)}"
+    with pytest.raises(UsageError, match=message):
+        check_draft_paths(config, has_draft=True)
+    with pytest.raises(UsageError, match=message):
+        create_shared_edge(config)
+    for reader in ("model+suffix+retrieval", "staged+retrieval"):
+        known = run_config(suffix_store=Path("x"), datastore=Path("x"), draft_strategy=reader)
+        check_draft_paths(known, has_draft=True)
+
+
+@pytest.mark.parametrize("mode", ["cloud-only", "co-located"])
+def test_learning_is_refused_where_no_draft_is_loaded(mode: str, tmp_path: Path) -> None:
+    config = run_config(learn=tmp_path, mode=mode)
+    with pytest.raises(UsageError, match=f"--learn needs a draft, and mode {mode} loads none"):
+        run(config, "text", None, is_json=True)
+    check_draft_paths(config, has_draft=True)  # of a daemon: a request may choose another mode

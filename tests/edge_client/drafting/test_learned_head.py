@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
+import math
+import shutil
 import stat
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from outrider.common.errors import ModelError
+from outrider.common.errors import ModelError, UsageError
 from outrider.common.types import TokenLogprobs
 from outrider.edge_client.drafting.learned.files import head_path, head_paths, load_head, save_head
 from outrider.edge_client.drafting.learned.head import LearnedHead
-from outrider.edge_client.drafting.learned.learner import num_bytes
+from outrider.edge_client.drafting.learned.learner import Learner, num_bytes
 from outrider.edge_client.drafting.rows.rows import Rows, rows_of
 
 NUM_TOKENS, HIDDEN, TEMPERATURE = 200, 32, 0.8
@@ -94,9 +100,103 @@ def test_a_file_is_for_one_draft_and_one_target(tmp_path: Path) -> None:
     for draft, target, word in (("e", "t", "another draft"), ("d", "u", "another target")):
         with pytest.raises(ModelError, match=f"{word}.*draft learned reset"):
             load_head(path, again, draft * 64, target * 64)
-    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("gain", None),
+        ("gain", "x"),
+        ("gain", math.inf),
+        ("draft_fingerprint", None),
+        ("counts", {"num_tokens": "x"}),
+        ("counts", {"num_tokens": 0.5}),
+        ("settings", [1]),
+        ("table", np.zeros((NUM_TOKENS, HIDDEN + 1), "U3")),
+        ("table", np.full((NUM_TOKENS, HIDDEN + 1), 1e300)),
+        ("table", np.full((NUM_TOKENS, HIDDEN + 1), math.nan, np.float32)),
+    ],
+)
+def test_a_file_that_is_not_what_was_saved_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    path, head = head_path(tmp_path, "d", "t"), LearnedHead(NUM_TOKENS, HIDDEN)
+    save_head(path, head, "d", "t")
+    with np.load(path) as file:
+        facts, table = json.loads(str(file["facts"])), file["table"]
+    if name == "table":
+        table = value
+    elif value is None:
+        del facts[name]
+    else:
+        facts[name] = value
+    with path.open("wb") as file:
+        np.savez(file, table=table, facts=np.array(json.dumps(facts)))
+    with pytest.raises(ModelError, match=r"is damaged.*draft learned reset"):
+        load_head(path, head, "d", "t")
+
+
+def test_any_damage_of_a_file_is_named(tmp_path: Path) -> None:
+    path, head = head_path(tmp_path, "d", "t"), LearnedHead(16, 8)
+    save_head(path, head, "d", "t")
+    content = path.read_bytes()
+    ends = [*range(0, 400), *range(len(content) - 600, len(content))]  # headers, facts and the directory
+    for place in ends:
+        for bit in (1, 8, 32):
+            damaged = bytearray(content)
+            damaged[place] ^= bit
+            path.write_bytes(damaged)
+            with contextlib.suppress(ModelError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                load_head(path, head, "d", "t")
+    path.write_bytes(content[:100])
     with pytest.raises(ModelError, match="is damaged"):
-        load_head(path, again, "d" * 64, "t" * 64)
+        load_head(path, head, "d", "t")
+
+
+def test_a_failed_meeting_leaves_the_head_of_the_target_before(tmp_path: Path) -> None:
+    learner = Learner(tmp_path, "d" * 64, NUM_TOKENS, HIDDEN)
+    learner.meet("a" * 64)
+    first = learner.head
+    assert first is not None
+    first.counts.num_tokens = 700
+    head_path(tmp_path, "d" * 64, "b" * 64).write_bytes(b"no head")
+    with pytest.raises(ModelError, match="is damaged"):
+        learner.meet("b" * 64)
+    learner.meet("a" * 64)
+    assert learner.head is first and first.counts.num_tokens == 700
+
+
+def test_more_than_a_probability_teaches_no_infinity_and_none_is_saved(tmp_path: Path) -> None:
+    head = LearnedHead(NUM_TOKENS, HIDDEN)
+    for position in range(5):
+        head.adapt(row_of(np.ones(HIDDEN, np.float32)), 0, TEMPERATURE, position, (1,))
+        head.learn(position, (1,), TokenLogprobs(0.0, 0.0, tuple(range(200)), (100.0,) * 200))
+    assert head.counts.num_tokens and np.isfinite(head.table).all()
+    head.table[0, 0] = math.inf
+    with pytest.raises(UsageError, match="it is not finite"):
+        save_head(head_path(tmp_path, "d", "t"), head, "d", "t")
+    assert not head_paths(tmp_path)
+
+
+def test_a_head_that_cannot_be_saved_is_logged_once_and_learning_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    learner = Learner(tmp_path / "heads", "d" * 64, NUM_TOKENS, HIDDEN)
+    learner.meet("t" * 64)
+    assert learner.head is not None
+    shutil.rmtree(tmp_path / "heads")
+    with caplog.at_level(logging.WARNING, "outrider"):
+        for number in (700, 1400, 2100):
+            learner.head.counts.num_tokens = number
+            learner.ended()
+        assert caplog.text.count("the head cannot be saved") == 1
+        (tmp_path / "heads").mkdir()
+        learner.head.counts.num_tokens = 2800
+        learner.ended()
+        assert len(head_paths(tmp_path / "heads")) == 1
+        shutil.rmtree(tmp_path / "heads")
+        learner.head.counts.num_tokens = 2801
+        learner.meet("u" * 64)
+        assert caplog.text.count("the head cannot be saved") == 2 and learner.head.counts.num_tokens == 0
 
 
 def test_bytes_are_those_of_the_message() -> None:
