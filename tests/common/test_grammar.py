@@ -146,6 +146,31 @@ def test_a_bad_grammar_is_refused_with_the_place(grammar: Grammar, place: str) -
     assert refusal.value.field == "sampling.grammar" and len(str(refusal.value)) < 700
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"const": 2**64 - 1},
+        {"const": -(2**63)},  # float64 has it, and llguidance writes other digits, or crashes
+        {"type": "integer", "minimum": 2**63, "maximum": 2**63},
+        {"enum": [1, {"a": [2**53 + 1]}]},
+        {"type": "integer", "minimum": 10**18 + 1},
+        {"properties": {"const": {"type": "integer", "maximum": -(2**53) - 1}}},
+        {"anyOf": [{"type": "integer", "multipleOf": 10**400 + 1}]},
+    ],
+)
+def test_an_integer_that_float64_does_not_have_is_refused_by_name(content: dict[str, object]) -> None:
+    lark = Grammar(GrammarKind.LARK, f"start: value\nvalue: %json {json.dumps(content)}")
+    for grammar in (schema(content), lark):
+        with pytest.raises(InvalidFieldError, match=r"\d{16}.*give it as a string"):
+            vocabulary().compile(grammar)
+
+
+@pytest.mark.parametrize("value", [2**53, -(2**60), 10**18, 2**53 + 2])
+def test_a_large_integer_that_float64_has_is_written_as_it_is(value: int) -> None:
+    assert fresh(compiled(schema({"const": value})), encode(str(value))).is_accepting
+    vocabulary().compile(schema({"properties": {"const": {"default": 2**64 - 1}}}))
+
+
 def test_masks_that_take_more_than_a_round_may_are_refused() -> None:
     state = state_of(compiled(schema(SCHEMA)), budget_s=0.0)
     with pytest.raises(GrammarLimitError, match="in one round"):
