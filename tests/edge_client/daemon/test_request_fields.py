@@ -134,6 +134,12 @@ def called(arguments: str) -> dict[str, object]:
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
 
+def nested(depth: int, value: object) -> object:
+    for _ in range(depth):
+        value = {"a": value} if isinstance(value, dict) else [value]
+    return value
+
+
 TOOL = function("a")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -157,7 +163,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"json_schema": SCHEMA}, "json_schema", json.dumps(SCHEMA)),
         ({"guided_regex": "a+"}, "regex", "a+"),
         ({"guided_choice": ["a.b", "c|d"]}, "regex", r"a\.b|c\|d"),
+        ({"guided_choice": ["", "a"]}, "regex", "|a"),
+        ({"guided_choice": [""]}, "regex", "(?:)"),
         ({"guided_grammar": "start: /a/"}, "grammar", "start: /a/"),
+        ({"outrider": {"json_schema": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
+        ({"outrider": {"grammar": "start: /a/"}}, "grammar", "start: /a/"),
         ({"structured_outputs": {"regex": "a+", "json": None}}, "regex", "a+"),
         ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type": "object"}'),
     ],
@@ -238,6 +248,20 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("completion", {"guided_json": []}, "guided_json", "an object"),
         ("completion", {"guided_choice": []}, "guided_choice", "1 to 1024"),
         ("completion", {"guided_regex": "a", "guided_json": {}}, "guided_json", "guided_regex"),
+        ("completion", {"guided_regex": ""}, "guided_regex", "is empty"),
+        ("completion", {"guided_grammar": ""}, "guided_grammar", "is empty"),
+        ("completion", {"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "is empty"),
+        ("completion", {"outrider": {"regex": ""}}, "outrider.regex", "is empty"),
+        ("completion", {"outrider": {"json_schema": "not json"}}, "outrider.json_schema", "no JSON"),
+        ("completion", {"outrider": {"json_schema": "[1]"}}, "outrider.json_schema", "an object"),
+        ("completion", {"outrider": {"mode": nested(900, [])}}, "outrider.mode", "…"),
+        ("completion", {"outrider": {"mode": nested(900, {})}}, "outrider.mode", "…"),
+        (
+            "chat",
+            {"response_format": {"type": "json_object"}, "outrider": {"json_schema": {}}},
+            "outrider.json_schema",
+            "does not go with response_format",
+        ),
         (
             "completion",
             {"structured_outputs": {"structural_tag": "x"}},
