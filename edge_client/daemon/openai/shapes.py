@@ -90,7 +90,7 @@ class Shaper:
         if (use := parsed.tool_use) is not None:
             assert family is not None, "requests with tools are refused without one"
             names = [tool.name for tool in use.callable]
-            self._calls = CallReader(family, names, use.max_calls(family.max_calls))
+            self._calls = CallReader(family, names, use.max_calls(family.max_calls), use.is_forced)
 
     @property
     def _is_chat(self) -> bool:
