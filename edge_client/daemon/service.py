@@ -120,10 +120,7 @@ class Daemon:
         try:
             return self._shared.prepare(choice.prompt_ids, config, owner=owner)
         except UsageError as error:
-            cause = error.__cause__
-            param = (
-                "tools" if parsed.tool_use is not None and not parsed.grammar_param else parsed.grammar_param
-            )
+            cause, param = error.__cause__, parsed.constraint_param
             if param and isinstance(cause, InvalidFieldError) and cause.field == FIELD:
                 raise invalid(param, cause.reason) from error
             raise

@@ -66,7 +66,8 @@ class GenerationEndpoint:
         except ClientGone:
             facts |= {"status": _GONE, "reason": "the client left"}
         except Exception as error:
-            failure = from_failure(error, _SUBJECT[self._kind])
+            grammar_param = entries[0].parsed.constraint_param if entries else None
+            failure = from_failure(error, _SUBJECT[self._kind], grammar_param)
             facts |= failure.facts()
             if failure.code == "internal_error":
                 log.exception("a request failed", extra={"request": request_id})

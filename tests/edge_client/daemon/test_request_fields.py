@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from outrider.common.config.fields import leaves
-from outrider.common.errors import UsageError
+from outrider.common.errors import OutriderError, RoundFailedError, UsageError
+from outrider.common.grammar.state import GrammarLimitError
+from outrider.common.types import RoundError, RoundErrorCode
 from outrider.edge_client.config.daemon import SECTION
 from outrider.edge_client.config.request_settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 from outrider.edge_client.config.run_config import RunConfig, run_config
@@ -279,6 +281,12 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("chat", {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "text"),
         ("chat", {"tools": [function("a b")]}, "tools[0].function.name", "a-z"),
         ("chat", {"tools": [function("a", parameters=[])]}, "tools[0].function.parameters", "object"),
+        (
+            "chat",
+            {"tools": [function("a", parameters={"type": "string"})]},
+            "tools[0].function.parameters.type",
+            "object",
+        ),
         ("chat", {"tools": [TOOL, TOOL]}, "tools", "one name"),
         ("chat", {"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "required"),
         ("chat", {"tools": [TOOL], "tool_choice": function("b")}, "tool_choice.function.name", "not among"),
@@ -341,6 +349,10 @@ def test_a_body_without_a_prompt_is_refused(body: object) -> None:
 
 
 # --------------------------------------------------------------------- settings of the edge by request
+
+
+def refusal(code: RoundErrorCode, field: str) -> RoundFailedError:
+    return RoundFailedError(RoundError(1, code, "no", field))
 
 
 def asked(base: RunConfig | None = None, **extras: object) -> RunConfig:
@@ -444,3 +456,21 @@ def test_errors_that_speak_of_flags_reach_a_client_as_its_own_fields() -> None:
     assert from_failure(UsageError("--max-new-tokens is 0")).param == "max_tokens"
     of_operator = from_failure(UsageError(f"--token-file {Path('x')}: cannot read it"))
     assert (of_operator.status, of_operator.code) == (500, "daemon_misconfigured")
+
+
+@pytest.mark.parametrize(
+    ("error", "param", "code"),
+    [
+        (GrammarLimitError("takes too much"), "guided_json", "invalid_value"),
+        (refusal(RoundErrorCode.INVALID, "sampling.grammar"), "guided_json", "invalid_value"),
+        (refusal(RoundErrorCode.INVALID, "sampling.bad_words"), "outrider.bad_word", "invalid_value"),
+        (refusal(RoundErrorCode.UNIMPLEMENTED, "sampling.grammar"), "guided_json", "unsupported_parameter"),
+        (refusal(RoundErrorCode.INVALID, ""), None, "invalid_value"),
+    ],
+)
+def test_what_a_generation_finds_wrong_has_the_requests_own_words(
+    error: OutriderError, param: str | None, code: str
+) -> None:
+    failure = from_failure(error, "prompt", completion(guided_json={}).constraint_param)
+    assert (failure.status, failure.param, failure.code) == (400, param, code)
+    assert chat(tools=[TOOL]).constraint_param == "tools" and completion().constraint_param is None
