@@ -84,7 +84,10 @@ class Shaper:
         self._parsed, self._tokenizer, self._head, self._choice = parsed, tokenizer, head, choice
         self._prompt: list[ScoredToken] = []
         if parsed.scores_prompt:
-            self._prompt = scored_prompt(tokenizer, choice.prompt_ids, prompt_logprobs)
+            is_text = isinstance(parsed.prompts[choice.index // parsed.num_choices], str)
+            self._prompt = scored_prompt(
+                tokenizer, choice.prompt_ids, prompt_logprobs, choice.echo, has_special_tokens=not is_text
+            )
         self._num_chars = len(choice.echo)  # of text so far
         self._calls: CallReader | None = None
         if (use := parsed.tool_use) is not None:

@@ -119,6 +119,18 @@ def test_echo_with_logprobs_scores_the_prompt_as_a_text_would_be(client: openai.
     assert whole.text_offset == sorted(whole.text_offset) and len(whole.tokens) == 73
 
 
+def test_offsets_count_the_echos_special_tokens_and_are_the_same_streamed(client: openai.OpenAI) -> None:
+    ids = [0, 200, 0, 201, 202]  # 0 ends texts: the echo has its name
+    fields: Any = {"echo": True, "logprobs": 1, "max_tokens": 3}
+    whole = complete(client, ids, **fields).choices[0]
+    found = whole.logprobs
+    assert found.text_offset[:2] == [0, len(found.tokens[0])]
+    for token, offset in zip(found.tokens[:5], found.text_offset, strict=False):
+        assert whole.text.startswith(token, offset)
+    streamed = [chunk.choices[0].logprobs for chunk in complete(client, ids, stream=True, **fields)]
+    assert [each for part in streamed if part for each in part.text_offset] == found.text_offset
+
+
 class ScoringDaemon:
     """Scores prompts until it is let, or cancelled."""
 
