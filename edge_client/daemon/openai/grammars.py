@@ -27,7 +27,8 @@ def read_response_format(parsed: ParsedRequest, name: str, value: object) -> Non
     elif kind == "json_schema":
         where = f"{name}.json_schema"
         about = fields.section(where, given.get("json_schema"))
-        schema = fields.section(f"{where}.schema", about.get("schema", ANY_OBJECT))
+        given_schema = about.get("schema")
+        schema = fields.section(f"{where}.schema", ANY_OBJECT if given_schema is None else given_schema)
         _set(parsed, "json_schema", schema, f"{where}.schema")
     else:
         raise unsupported(f"{name}.type", f"{kind!r}; there are text, json_object and json_schema")

@@ -94,10 +94,13 @@ def message_calls(name: str, value: object) -> list[Mapping[str, object]]:
 def _call(where: str, value: object) -> Mapping[str, object]:
     given = fields.section(where, value)
     function = fields.section(f"{where}.function", given.get("function"))
-    arguments = function.get("arguments", "{}")
+    arguments = function.get("arguments")
+    if arguments is None:
+        arguments = {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
+            json.dumps(arguments, ensure_ascii=False).encode()  # a half of a surrogate pair is no text
         except (ValueError, RecursionError) as error:
             raise invalid(f"{where}.function.arguments", f"is no JSON: {error}") from error
     about = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -69,6 +70,12 @@ def test_null_counts_as_not_given_and_neutral_values_are_taken() -> None:
     assert completion(n=1, best_of=1, echo=False, suffix="", stop=None, seed=None, metadata={}).changes == {}
     asked = chat(tools=[], tool_choice="none", response_format={"type": "text"}, store=False, n=1)
     assert asked.changes == {} and asked.messages == (USER,)
+    assert not chat(stream=True, stream_options={"include_usage": None}).has_usage
+    about = {"type": "json_schema", "json_schema": {"name": "n", "schema": None}}
+    assert chat(response_format=about).changes == {"json_schema": '{"type": "object"}'}
+    (message,) = chat(messages=[called(None)]).messages
+    (call,) = cast(Any, message)["tool_calls"]
+    assert call["function"]["arguments"] == {}
 
 
 # What GuideLLM and `vllm bench serve` send, and the fields of llama-server's and vLLM's clients.
@@ -131,7 +138,7 @@ def function(name: str, **fields: object) -> dict[str, object]:
     return {"type": "function", "function": {"name": name, **fields}}
 
 
-def called(arguments: str) -> dict[str, object]:
+def called(arguments: str | None) -> dict[str, object]:
     call = {"id": "1", **function("a", arguments=arguments)}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
 
@@ -302,6 +309,12 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("chat", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "tool"),
         ("chat", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "text"),
         ("chat", {"messages": [called("{")]}, "messages[0].tool_calls[0].function.arguments", "no JSON"),
+        (
+            "chat",
+            {"messages": [called('{"a": "\\ud800"}')]},
+            "messages[0].tool_calls[0].function.arguments",
+            "surrogate",
+        ),
         ("chat", {"messages": [called("[]")]}, "messages[0].tool_calls[0].function.arguments", "object"),
         ("chat", {"messages": [{"role": "user"}]}, "messages[0].content", "text"),
         ("chat", {"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls", "role, content"),
