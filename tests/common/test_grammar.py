@@ -216,6 +216,23 @@ def test_a_grammar_is_applied_before_temperature_and_truncation() -> None:
     )
 
 
+def test_where_bad_words_leave_a_grammar_nothing_the_text_ends() -> None:
+    words = tuple(
+        (each,) for each in range(NUM_TOKENS) if vocabulary().text(each).strip() in ("a", "ab", "by")
+    )
+    params = SamplingParams(grammar=compiled(regex("x(ab|c)|by")), bad_words=words)
+    logits = np.linspace(1, 0, 8192, dtype=np.float32)[None].repeat(3, 0)
+    draft = [encode("x")[0], encode("c")[0]]
+    scores = process_logits(np, logits, params, prompt_ids=[1], output_ids=[], draft_token_ids=draft)
+    told = [{vocabulary().text(int(each)) for each in np.flatnonzero(row > -np.inf)} for row in scores]
+    assert "x" in told[0] and "by" not in told[0] and told[1] == {"c"}
+    assert np.flatnonzero(scores[2] > -np.inf).tolist() == [EOS]
+    params = replace(params, grammar=compiled(regex("ab")))
+    scores = process_logits(np, logits[:1], params, prompt_ids=[1], output_ids=[])
+    only_b = process_logits(np, logits[:1], params, prompt_ids=[1], output_ids=encode("b"))
+    assert [np.flatnonzero(each[0] > -np.inf).tolist() for each in (scores, only_b)] == [[EOS], [EOS]]
+
+
 def test_each_row_is_masked_by_the_draft_before_it() -> None:
     params = SamplingParams(temperature=0, grammar=compiled(regex("[ax][by][cz]")))
     draft = [encode("a")[0], encode("b")[0]]

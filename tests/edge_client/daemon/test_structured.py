@@ -80,6 +80,21 @@ def test_vllms_fields_constrain_a_completion(client: openai.OpenAI) -> None:
     assert json.loads(text(guided_json={"enum": [{"a": 1}, {"b": 2}]})) in ({"a": 1}, {"b": 2})
 
 
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_where_bad_words_leave_a_grammar_nothing_the_text_ends(
+    client: openai.OpenAI, temperature: float
+) -> None:
+    def text(mode: str) -> str:
+        body = {"guided_regex": "[ab]{2}c", "bad_words": ["c"], "outrider": {"mode": mode}}
+        answer = client.completions.create(
+            model="outrider", prompt="x = ", max_tokens=8, seed=4, temperature=temperature, extra_body=body
+        )
+        return answer.choices[0].text
+
+    assert text("speculative") == text("cloud-only")
+    assert all(re.fullmatch("[ab]{2}", text(mode)) for mode in ("speculative", "cloud-only", "edge-only"))
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "word"),
     [
