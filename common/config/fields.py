@@ -12,6 +12,10 @@ from typing import Any
 
 from outrider.common.config.values import choices_of
 
+_MAX_DEPTH_SHOWN = (
+    8  # settings have at most lists of numbers; a request's value may be nested as deep as JSON is read
+)
+
 
 @dataclass(frozen=True)
 class Option:
@@ -121,10 +125,14 @@ def shown_value(leaf: Leaf, value: object) -> str:
     return "<secret>" if leaf.option.is_secret and value else shown(value)
 
 
-def shown(value: object) -> str:
-    """Returns a value as YAML would have it, for `config show` and messages."""
+def shown(value: object, max_depth: int = _MAX_DEPTH_SHOWN) -> str:
+    """Returns a value as YAML would have it, for `config show` and messages; what is nested deeper is left out."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
+    if isinstance(value, tuple | list | dict) and max_depth == 0:
+        return "…"
     if isinstance(value, tuple | list):
-        return "[" + ", ".join(map(shown, value)) + "]"
+        return "[" + ", ".join(shown(each, max_depth - 1) for each in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {shown(each, max_depth - 1)}" for key, each in value.items()) + "}"
     return repr(value.value if hasattr(value, "value") else str(value) if isinstance(value, Path) else value)

@@ -29,7 +29,7 @@ from outrider.edge_client.daemon.openai.tool_settings import tool_changes
 from outrider.edge_client.daemon.tools.families import FAMILIES, ToolFamily, family_of
 from outrider.edge_client.daemon.verifier_watch import VerifierWatch
 from outrider.edge_client.session.factory import Edge, create_link, draw_seed
-from outrider.edge_client.session.scoring import text_logprobs
+from outrider.edge_client.session.scoring import TextScoring
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.session.shared_edge import Prepared, create_shared_edge
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
@@ -120,22 +120,22 @@ class Daemon:
         try:
             return self._shared.prepare(choice.prompt_ids, config, owner=owner)
         except UsageError as error:
-            cause = error.__cause__
-            param = (
-                "tools" if parsed.tool_use is not None and not parsed.grammar_param else parsed.grammar_param
-            )
+            cause, param = error.__cause__, parsed.constraint_param
             if param and isinstance(cause, InvalidFieldError) and cause.field == FIELD:
                 raise invalid(param, cause.reason) from error
             raise
 
-    def score(self, plan: Plan, choice: Choice) -> list[TokenLogprobs | None]:
+    def scoring(self, plan: Plan) -> TextScoring:
+        """Returns the scoring of one prompt, which `score` runs and any thread may cancel."""
+        config = plan.config
+        link = create_link(config, session_id := new_session_id())
+        return TextScoring(link, session_id, config.logprobs, config.outage.recover_timeout_s)
+
+    def score(self, scoring: TextScoring, ids: TokenIds) -> list[TokenLogprobs | None]:
         """Returns the target's log-probabilities of a prompt's tokens after the first. Raises `OutriderError`, and
         `ApiError` where this verifier does not tell them."""
-        config, ids = plan.config, choice.prompt_ids
-        link = create_link(config, session_id := new_session_id())
         try:
-            recover_s = config.outage.recover_timeout_s
-            return text_logprobs(link, session_id, ids[:1], ids[1:], config.logprobs, recover_s)
+            return scoring.run(ids[:1], ids[1:])
         except RoundFailedError as error:
             if error.error.field == "method":
                 raise unsupported("logprobs", _NO_SCORES) from error

@@ -113,12 +113,26 @@ def _as_values(given: Mapping[str, object]) -> dict[str, Any]:
 
 
 def _as_value(name: str, value: object) -> object:
-    if name == "json_schema" and isinstance(value, Mapping):
-        return json.dumps(value)
-    if name in KEYS.values() and isinstance(value, Path):
-        return value.read_text("utf-8")
+    if name in KEYS.values():
+        return _grammar_text(name, value)
     if not isinstance(_KNOWN[name].default, tuple):
         return value
     if isinstance(value, Mapping):
         return [f"{token_id}:{bias!r}" for token_id, bias in value.items()]
     return [value] if isinstance(value, str | int) else value
+
+
+def _grammar_text(name: str, value: object) -> object:
+    """Returns the text of a schema or grammar, of which a `Path` is read. Raises `ConfigError` for one that cannot be
+    read or sent, and for an empty one, which would not say what the text obeys."""
+    if name == "json_schema" and isinstance(value, Mapping):
+        return json.dumps(value)
+    try:
+        text = value.read_text("utf-8") if isinstance(value, Path) else value
+        if isinstance(text, str):
+            text.encode()
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"{name}: cannot be read as UTF-8: {error}") from error
+    if text == "":
+        raise ConfigError(f"{name} is empty", "leave it out, or give None, where the text may be any")
+    return text

@@ -15,6 +15,7 @@ from outrider.common.types import (
     TokenLogprobs,
     VerifyRequest,
 )
+from outrider.edge_client.transport.connection import CancelledByUser
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import VerifierLink
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
@@ -24,28 +25,44 @@ _LEAST_PROB = 1e-30
 _DEADLINE_S = 10.0
 
 
-def text_logprobs(
-    link: VerifierLink,
-    session_id: bytes,
-    prompt_ids: Sequence[int],
-    text_ids: Sequence[int],
-    num_top: int = 1,
-    recover_timeout_s: float = 60.0,
-) -> list[TokenLogprobs | None]:
-    """Returns an entry for each of `text_ids` after the prompt, at temperature 1, with the `num_top` most probable
-    ids; None for a token below `LEAST_NATS`. A session of its own, with the method `threshold`.
+class TextScoring:
+    """Asks once for the log-probabilities of a text, in a session of its own with the method `threshold`."""
 
-    Raises `RoundFailedError` whose field is `method` where the verifier does not offer it, and `OutriderError` as a
-    session does.
-    """
-    remote = RemoteVerifier(
-        link, RoundDeadline(_DEADLINE_S), recover_timeout_s=recover_timeout_s, is_patient=True
-    )
-    try:
-        remote.connect()
-        return _ask(remote, session_id, tuple(prompt_ids), tuple(text_ids), num_top)
-    finally:
-        remote.close()
+    def __init__(
+        self, link: VerifierLink, session_id: bytes, num_top: int = 1, recover_timeout_s: float = 60.0
+    ) -> None:
+        self._session_id, self._num_top = session_id, num_top
+        self._remote = RemoteVerifier(
+            link, RoundDeadline(_DEADLINE_S), recover_timeout_s=recover_timeout_s, is_patient=True
+        )
+
+    def cancel(self) -> None:
+        """Ends `run` by `CancelledByUser`, also where it has not begun. Safe in any thread."""
+        self._remote.cancel()
+
+    def run(self, prompt_ids: Sequence[int], text_ids: Sequence[int]) -> list[TokenLogprobs | None]:
+        """Returns an entry for each of `text_ids` after the prompt, at temperature 1, with the `num_top` most probable
+        ids; None for a token below `LEAST_NATS`.
+
+        Raises `RoundFailedError` whose field is `method` where the verifier does not offer it, and `OutriderError` as
+        a session does.
+        """
+        is_cancelled = False
+        try:
+            self._remote.connect()
+            return _ask(self._remote, self._session_id, tuple(prompt_ids), tuple(text_ids), self._num_top)
+        except CancelledByUser:
+            is_cancelled = True
+            raise
+        finally:
+            self._remote.close(is_cancelled)
+
+
+def text_logprobs(
+    link: VerifierLink, session_id: bytes, prompt_ids: Sequence[int], text_ids: Sequence[int]
+) -> list[TokenLogprobs | None]:
+    """Returns and raises what `TextScoring.run` does, with the most probable id of each place."""
+    return TextScoring(link, session_id).run(prompt_ids, text_ids)
 
 
 def _ask(

@@ -147,6 +147,31 @@ def test_a_bad_grammar_is_refused_with_the_place(grammar: Grammar, place: str) -
     assert refusal.value.field == "sampling.grammar" and len(str(refusal.value)) < 700
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"const": 2**64 - 1},
+        {"const": -(2**63)},  # float64 has it, and llguidance writes other digits, or crashes
+        {"type": "integer", "minimum": 2**63, "maximum": 2**63},
+        {"enum": [1, {"a": [2**53 + 1]}]},
+        {"type": "integer", "minimum": 10**18 + 1},
+        {"properties": {"const": {"type": "integer", "maximum": -(2**53) - 1}}},
+        {"anyOf": [{"type": "integer", "multipleOf": 10**400 + 1}]},
+    ],
+)
+def test_an_integer_that_float64_does_not_have_is_refused_by_name(content: dict[str, object]) -> None:
+    lark = Grammar(GrammarKind.LARK, f"start: value\nvalue: %json {json.dumps(content)}")
+    for grammar in (schema(content), lark):
+        with pytest.raises(InvalidFieldError, match=r"\d{16}.*give it as a string"):
+            vocabulary().compile(grammar)
+
+
+@pytest.mark.parametrize("value", [2**53, -(2**60), 10**18, 2**53 + 2])
+def test_a_large_integer_that_float64_has_is_written_as_it_is(value: int) -> None:
+    assert fresh(compiled(schema({"const": value})), encode(str(value))).is_accepting
+    vocabulary().compile(schema({"properties": {"const": {"default": 2**64 - 1}}}))
+
+
 def test_masks_that_take_more_than_a_round_may_are_refused() -> None:
     state = state_of(compiled(schema(SCHEMA)), budget_s=0.0)
     with pytest.raises(GrammarLimitError, match="in one round"):
@@ -230,6 +255,23 @@ def test_a_grammar_is_applied_before_temperature_and_truncation() -> None:
     assert (
         kept == min(ids_in(state_of(params.grammar).allowed())) and scores[0, kept] == logits[0, kept] / 0.5
     )
+
+
+def test_where_bad_words_leave_a_grammar_nothing_the_text_ends() -> None:
+    words = tuple(
+        (each,) for each in range(NUM_TOKENS) if vocabulary().text(each).strip() in ("a", "ab", "by")
+    )
+    params = SamplingParams(grammar=compiled(regex("x(ab|c)|by")), bad_words=words)
+    logits = np.linspace(1, 0, 8192, dtype=np.float32)[None].repeat(3, 0)
+    draft = [encode("x")[0], encode("c")[0]]
+    scores = process_logits(np, logits, params, prompt_ids=[1], output_ids=[], draft_token_ids=draft)
+    told = [{vocabulary().text(int(each)) for each in np.flatnonzero(row > -np.inf)} for row in scores]
+    assert "x" in told[0] and "by" not in told[0] and told[1] == {"c"}
+    assert np.flatnonzero(scores[2] > -np.inf).tolist() == [EOS]
+    params = replace(params, grammar=compiled(regex("ab")))
+    scores = process_logits(np, logits[:1], params, prompt_ids=[1], output_ids=[])
+    only_b = process_logits(np, logits[:1], params, prompt_ids=[1], output_ids=encode("b"))
+    assert [np.flatnonzero(each[0] > -np.inf).tolist() for each in (scores, only_b)] == [[EOS], [EOS]]
 
 
 def test_each_row_is_masked_by_the_draft_before_it() -> None:

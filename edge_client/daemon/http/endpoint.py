@@ -22,6 +22,7 @@ from outrider.edge_client.config.methods import judging_method
 from outrider.edge_client.daemon.activity import Entry
 from outrider.edge_client.daemon.http.access import shown_key
 from outrider.edge_client.daemon.http.answer import Answer, shown
+from outrider.edge_client.daemon.http.prompt_scores import PromptScores, until_done
 from outrider.edge_client.daemon.http.wire import ClientGone, Wire
 from outrider.edge_client.daemon.openai.choices import Choice, Plan
 from outrider.edge_client.daemon.openai.errors import from_failure
@@ -65,7 +66,8 @@ class GenerationEndpoint:
         except ClientGone:
             facts |= {"status": _GONE, "reason": "the client left"}
         except Exception as error:
-            failure = from_failure(error, _SUBJECT[self._kind])
+            grammar_param = entries[0].parsed.constraint_param if entries else None
+            failure = from_failure(error, _SUBJECT[self._kind], grammar_param)
             facts |= failure.facts()
             if failure.code == "internal_error":
                 log.exception("a request failed", extra={"request": request_id})
@@ -88,11 +90,11 @@ class GenerationEndpoint:
         try:
             plan = await asyncio.to_thread(daemon.plan, parsed)
             answer = Answer(daemon, parsed, plan, entries[0].request_id, wire)
-            begun = [asyncio.Event() for _ in entries]
+            begun, scores = [asyncio.Event() for _ in entries], PromptScores(daemon, plan)
             try:
                 async with asyncio.TaskGroup() as group:
                     for choice, entry in zip(plan.choices, entries, strict=True):
-                        group.create_task(self._generate(plan, choice, entry, answer, begun, key))
+                        group.create_task(self._generate(plan, choice, entry, answer, begun, scores, key))
             except BaseExceptionGroup as failed:
                 first = failed.exceptions[0]
                 raise first from first.__cause__
@@ -102,7 +104,14 @@ class GenerationEndpoint:
         await wire.flush()
 
     async def _generate(
-        self, plan: Plan, choice: Choice, entry: Entry, answer: Answer, begun: list[asyncio.Event], key: str
+        self,
+        plan: Plan,
+        choice: Choice,
+        entry: Entry,
+        answer: Answer,
+        begun: list[asyncio.Event],
+        scores: PromptScores,
+        key: str,
     ) -> None:
         """Generates one choice in a turn of its own."""
         daemon = self._daemon
@@ -120,11 +129,12 @@ class GenerationEndpoint:
                 begun[choice.index].set()
                 prompt_logprobs: Sequence[TokenLogprobs | None] = ()
                 if entry.parsed.scores_prompt:
-                    prompt_logprobs = await asyncio.to_thread(daemon.score, plan, choice)
+                    prompt_logprobs = await scores.of(choice)
                 await answer.write(choice, entry, prepared, generation, first, prompt_logprobs)
             finally:
                 generation.cancel()
-                await _to_the_end(generation)
+                # the turn may not be given away before
+                await until_done(asyncio.ensure_future(generation.ended()))
                 self._observe(entry, prepared)
                 daemon.activity.remove(entry)
 
@@ -138,20 +148,6 @@ class GenerationEndpoint:
             prepared.num_prompt_tokens,
             prepared.num_reused_tokens,
         )
-
-
-async def _to_the_end(generation: Generation) -> None:
-    """Waits until the generation's thread has ended, even where this task is cancelled: the turn may not be
-    given away before."""
-    ending = asyncio.ensure_future(generation.ended())
-    cancelled: asyncio.CancelledError | None = None
-    while not ending.done():
-        try:
-            await asyncio.shield(ending)
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
 
 
 async def _unless_gone(work: Any, wire: Wire) -> None:

@@ -14,6 +14,8 @@ from outrider.common.errors import (
     RoundTimeoutError,
     UsageError,
 )
+from outrider.common.grammar.state import GrammarLimitError
+from outrider.common.grammar.vocabulary import FIELD
 from outrider.common.types import RoundErrorCode
 from outrider.edge_client.config.flags import keys_of_flags, with_keys
 from outrider.edge_client.config.request_settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
@@ -86,12 +88,14 @@ _PARAMS = {
 }
 
 
-def from_failure(error: Exception, subject: str = "prompt") -> ApiError:
-    """Returns the error for a failed generation; `subject` is the field that holds its text. An exception
-    that is not ours is a bug, and its message stays in the log."""
+def from_failure(error: Exception, subject: str = "prompt", grammar_param: str | None = None) -> ApiError:
+    """Returns the error for a failed generation; `subject` is the field that holds its text, `grammar_param` the one
+    that says what it obeys. An exception that is not ours is a bug, and its message stays in the log."""
     match error:
         case ApiError():
             return error
+        case GrammarLimitError():
+            return ApiError(400, str(error), param=grammar_param, code="invalid_value")
         case TemplateRefusedError():
             return ApiError(400, str(error), param=subject, code="template_refused")
         case InvalidFieldError():
@@ -101,7 +105,7 @@ def from_failure(error: Exception, subject: str = "prompt") -> ApiError:
         case UsageError():
             return _from_usage(error)
         case RoundFailedError():
-            return _from_round(error, subject)
+            return _from_round(error, subject, grammar_param)
         case IncompatibleError():
             return ApiError(502, str(error), "server_error", code="models_do_not_fit")
         case RoundTimeoutError():
@@ -138,13 +142,16 @@ def _param(field: str) -> str:
     return _PARAMS.get(name, name)
 
 
-def _from_round(error: RoundFailedError, subject: str) -> ApiError:
+def _from_round(error: RoundFailedError, subject: str, grammar_param: str | None) -> ApiError:
     said, message = error.error, str(error)
     match said.code:
         case RoundErrorCode.INVALID if said.field == "token_ids":  # ids themselves were checked here
             return ApiError(400, f"{subject}: {said.message}", param=subject, code="context_length_exceeded")
         case RoundErrorCode.INVALID | RoundErrorCode.UNIMPLEMENTED:
-            return ApiError(400, message, param=said.field or None, code=str(said.code))
+            param = grammar_param if said.field == FIELD else _param(said.field) or None
+            is_invalid = said.code is RoundErrorCode.INVALID
+            code = "invalid_value" if is_invalid else "unsupported_parameter"
+            return ApiError(400, message, param=param, code=code)
         case RoundErrorCode.REFUSED | RoundErrorCode.DRAINING:
             headers = {"Retry-After": str(max(1, round(said.retry_after_ms / 1e3)))}
             return ApiError(503, message, "server_error", code="verifier_busy", headers=headers)

@@ -12,6 +12,7 @@ from outrider.edge_client.config.request_settings import OF_REQUESTS
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.daemon.openai import fields
 from outrider.edge_client.daemon.openai.errors import ApiError, invalid
+from outrider.edge_client.daemon.openai.grammars import OF_OUTRIDER
 from outrider.edge_client.daemon.openai.parsed import ParsedRequest
 
 MAX_ITEMS = 256
@@ -24,6 +25,8 @@ def read_extras(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
             continue
         if name == "tokens":
             parsed.has_tokens = fields.boolean("outrider.tokens", value)
+        elif name in OF_OUTRIDER:
+            OF_OUTRIDER[name](parsed, f"outrider.{name}", value)
         elif name in OF_REQUESTS:
             parsed.changes[name] = _setting(name, value)
         else:

@@ -1,4 +1,5 @@
-"""Reads what a request's text must obey: OpenAI's `response_format`, vLLM's fields, llama-server's `json_schema`."""
+"""Reads what a request's text must obey: OpenAI's `response_format`, vLLM's fields, llama-server's `json_schema`,
+and those of the object `outrider`."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from outrider.edge_client.daemon.openai.parsed import ParsedRequest
 
 ANY_OBJECT = {"type": "object"}
 MAX_CHOICES = 1024
+_EMPTY_TEXT = "(?:)"  # matches it; an empty setting is none
 
 
 def read_response_format(parsed: ParsedRequest, name: str, value: object) -> None:
@@ -25,7 +27,8 @@ def read_response_format(parsed: ParsedRequest, name: str, value: object) -> Non
     elif kind == "json_schema":
         where = f"{name}.json_schema"
         about = fields.section(where, given.get("json_schema"))
-        schema = fields.section(f"{where}.schema", about.get("schema", ANY_OBJECT))
+        given_schema = about.get("schema")
+        schema = fields.section(f"{where}.schema", ANY_OBJECT if given_schema is None else given_schema)
         _set(parsed, "json_schema", schema, f"{where}.schema")
     else:
         raise unsupported(f"{name}.type", f"{kind!r}; there are text, json_object and json_schema")
@@ -53,12 +56,12 @@ def read_json(parsed: ParsedRequest, name: str, value: object) -> None:
 
 def read_regex(parsed: ParsedRequest, name: str, value: object) -> None:
     """Reads a regular expression that the whole text matches."""
-    _set(parsed, "regex", fields.text(name, value), name)
+    _set(parsed, "regex", _not_empty(name, value), name)
 
 
 def read_lark(parsed: ParsedRequest, name: str, value: object) -> None:
     """Reads a Lark grammar."""
-    _set(parsed, "grammar", fields.text(name, value), name)
+    _set(parsed, "grammar", _not_empty(name, value), name)
 
 
 def read_choice(parsed: ParsedRequest, name: str, value: object) -> None:
@@ -66,7 +69,13 @@ def read_choice(parsed: ParsedRequest, name: str, value: object) -> None:
     if not isinstance(value, list) or not 0 < len(value) <= MAX_CHOICES:
         raise invalid(name, f"must be a list of 1 to {MAX_CHOICES} texts", "invalid_type")
     texts = [fields.text(f"{name}[{index}]", each) for index, each in enumerate(value)]
-    _set(parsed, "regex", "|".join(map(_escaped, texts)), name)
+    _set(parsed, "regex", "|".join(map(_escaped, texts)) or _EMPTY_TEXT, name)
+
+
+def _not_empty(name: str, value: object) -> str:
+    if not (text := fields.text(name, value)):
+        raise invalid(name, "is empty; leave it out where the text may be any")
+    return text
 
 
 def _read_object(parsed: ParsedRequest, name: str, value: object) -> None:
@@ -92,6 +101,11 @@ _STRUCTURED: dict[str, Callable[[ParsedRequest, str, object], None]] = {
     "choice": read_choice,
     "grammar": read_lark,
     "json_object": _read_object,
+}
+OF_OUTRIDER: dict[str, Callable[[ParsedRequest, str, object], None]] = {  # by key of `RunConfig`
+    "json_schema": read_json,
+    "regex": read_regex,
+    "grammar": read_lark,
 }
 READERS: dict[str, Callable[[ParsedRequest, str, object], None]] = {
     "response_format": read_response_format,

@@ -44,12 +44,18 @@ class ScoredToken(NamedTuple):
 
 
 def scored_prompt(
-    tokenizer: EdgeTokenizer, prompt_ids: Sequence[int], logprobs: Sequence[TokenLogprobs | None]
+    tokenizer: EdgeTokenizer,
+    prompt_ids: Sequence[int],
+    logprobs: Sequence[TokenLogprobs | None],
+    echo: str,
+    has_special_tokens: bool,
 ) -> list[ScoredToken]:
-    """Returns a prompt's tokens; `logprobs` are those of all but the first, which has none."""
-    decode = tokenizer.decoder()
-    known = (None, *logprobs)
-    return [ScoredToken(each, decode(each), its) for each, its in zip(prompt_ids, known, strict=True)]
+    """Returns a prompt's tokens, whose texts make up `echo`; `logprobs` are those of all but the first, which has none.
+    Special tokens have a text where the echo `has_special_tokens`."""
+    decode = tokenizer.decoder(has_special_tokens=has_special_tokens)
+    texts = [decode(each) for each in prompt_ids]
+    texts[-1] = echo[sum(map(len, texts[:-1])) :]  # also of a character that the prompt cuts
+    return [ScoredToken(*each) for each in zip(prompt_ids, texts, (None, *logprobs), strict=True)]
 
 
 def scored(events: Sequence[TokenEvent]) -> list[ScoredToken]:

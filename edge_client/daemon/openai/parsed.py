@@ -41,6 +41,11 @@ class ParsedRequest:
     changes: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def constraint_param(self) -> str | None:
+        """Returns the field that the text's grammar was made from: one for it, or the tools; None without either."""
+        return self.grammar_param or ("tools" if self.tool_use is not None else None)
+
+    @property
     def num_texts(self) -> int:
         """Returns how many texts are generated: choices of all prompts."""
         return self.num_choices * max(1, len(self.prompts))

@@ -115,6 +115,8 @@ def _attribute(name: str, read: Callable[[str, object], object]) -> _Reader:
 def _read_stream_options(parsed: ParsedRequest, name: str, value: object) -> None:
     for key, each in fields.section(name, value).items():
         param = f"{name}.{key}"
+        if each is None:
+            continue
         if key == "include_usage":
             parsed.has_usage = fields.boolean(param, each)
         elif key not in PASSED_IN_STREAM_OPTIONS:

@@ -84,13 +84,16 @@ class Shaper:
         self._parsed, self._tokenizer, self._head, self._choice = parsed, tokenizer, head, choice
         self._prompt: list[ScoredToken] = []
         if parsed.scores_prompt:
-            self._prompt = scored_prompt(tokenizer, choice.prompt_ids, prompt_logprobs)
+            is_text = isinstance(parsed.prompts[choice.index // parsed.num_choices], str)
+            self._prompt = scored_prompt(
+                tokenizer, choice.prompt_ids, prompt_logprobs, choice.echo, has_special_tokens=not is_text
+            )
         self._num_chars = len(choice.echo)  # of text so far
         self._calls: CallReader | None = None
         if (use := parsed.tool_use) is not None:
             assert family is not None, "requests with tools are refused without one"
             names = [tool.name for tool in use.callable]
-            self._calls = CallReader(family, names, use.max_calls(family.max_calls))
+            self._calls = CallReader(family, names, use.max_calls(family.max_calls), use.is_forced)
 
     @property
     def _is_chat(self) -> bool:

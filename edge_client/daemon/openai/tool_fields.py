@@ -60,6 +60,8 @@ def _tool(where: str, value: object, ignored: list[str]) -> Tool:
         raise invalid(f"{where}.function.name", "must be 1 to 64 of a-z, A-Z, 0-9, _ and -")
     fields.text(f"{where}.function.description", function.get("description", ""))
     parameters = fields.section(f"{where}.function.parameters", function.get("parameters", _NO_PARAMETERS))
+    if (kind := parameters.get("type", "object")) != "object":  # a call's arguments are read as one
+        raise invalid(f"{where}.function.parameters.type", f"is {str(kind)[:40]!r}; it must be 'object'")
     is_strict = fields.boolean(f"{where}.function.strict", function.pop("strict", False))
     for key in given.keys() - {"type", "function"}:
         ignored.append(f"{where}.{key}"[: fields.MAX_NAME_CHARS])
@@ -92,10 +94,13 @@ def message_calls(name: str, value: object) -> list[Mapping[str, object]]:
 def _call(where: str, value: object) -> Mapping[str, object]:
     given = fields.section(where, value)
     function = fields.section(f"{where}.function", given.get("function"))
-    arguments = function.get("arguments", "{}")
+    arguments = function.get("arguments")
+    if arguments is None:
+        arguments = {}
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
+            json.dumps(arguments, ensure_ascii=False).encode()  # a half of a surrogate pair is no text
         except (ValueError, RecursionError) as error:
             raise invalid(f"{where}.function.arguments", f"is no JSON: {error}") from error
     about = {

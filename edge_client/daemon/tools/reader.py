@@ -38,12 +38,16 @@ class CallReader:
     how the text is cut into pieces, but for the pieces themselves.
 
     What only looks like a call stays content: another tool's name, or JSON of another form. White space beside calls
-    belongs to neither.
+    belongs to neither, nor does the beginning of a call that the text's end cut, where it is forced or after another.
     """
 
-    def __init__(self, family: ToolFamily, names: Collection[str], max_calls: int) -> None:
+    def __init__(
+        self, family: ToolFamily, names: Collection[str], max_calls: int, is_forced: bool = False
+    ) -> None:
+        """Where calls are `is_forced`, the text is nothing else."""
         self.num_calls = 0
         self._family, self._names, self._max_calls = family, names, max_calls
+        self._is_forced = is_forced
         self._rest = ""  # not read yet
         self._step: _Step = CallReader._find if family.opening else CallReader._begin
         self._made: list[Delta] = []
@@ -60,13 +64,27 @@ class CallReader:
 
     def end(self) -> list[Delta]:
         """Returns what was held back, once the text has ended."""
-        if self._step is CallReader._read_header and self._opened:
+        if self._is_forced or self.num_calls:
+            self._drop_beginning()
+        elif self._step is CallReader._read_header:
             self._rest = self._opened + self._rest
         if self._step in (CallReader._find, CallReader._begin, CallReader._read_header, CallReader._plain):
             text = self._rest if not self.num_calls else self._rest.rstrip()
             self._put_text(text)
         self._rest = ""
         return self._taken()
+
+    def _drop_beginning(self) -> None:
+        """Leaves out what is held back as the beginning of a call."""
+        if self._step is CallReader._read_header:
+            self._rest = ""
+        elif self._step is CallReader._find:
+            self._rest = self._rest[: len(self._rest) - self._num_held(self._rest)]
+
+    def _num_held(self, text: str) -> int:
+        """Returns how many characters at the end of `text` may begin an opening."""
+        opening = self._family.opening
+        return next(n for n in range(len(opening) - 1, -1, -1) if text.endswith(opening[:n]))
 
     def _taken(self) -> list[Delta]:
         made, self._made = self._made, []
@@ -103,8 +121,7 @@ class CallReader:
             self._opened, self._rest = before[len(before.rstrip()) :] + opening, after
             self._step = CallReader._read_header
             return True
-        num_held = next(n for n in range(len(opening) - 1, -1, -1) if before.endswith(opening[:n]))
-        ready = before[: len(before) - num_held].rstrip()
+        ready = before[: len(before) - self._num_held(before)].rstrip()
         self._put_text(ready)
         self._rest = before[len(ready) :]
         return False

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
+import time
 from typing import Any
 
 import httpx
@@ -11,7 +14,13 @@ import pytest
 from support.daemon.daemons import DaemonProcess, running_daemon, wait_until
 
 from outrider.cloud_verifier.server.server import VerifierServer
-from outrider.edge_client.daemon.openai.choices import choice_seed, make_choices
+from outrider.common.config.loader import with_values
+from outrider.edge_client.config.run_config import RunConfig
+from outrider.edge_client.daemon.http.prompt_scores import PromptScores
+from outrider.edge_client.daemon.openai.choices import Plan, choice_seed, make_choices
+from outrider.edge_client.session.factory import create_link
+from outrider.edge_client.session.scoring import TextScoring
+from outrider.edge_client.transport.connection import CancelledByUser
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef subtract(a, b):\n    return"
 
@@ -108,6 +117,74 @@ def test_echo_with_logprobs_scores_the_prompt_as_a_text_would_be(client: openai.
     whole = complete(client, ids, echo=True, logprobs=2, max_tokens=3).choices[0].logprobs
     assert [each for part in lists for each in part] == whole.token_logprobs
     assert whole.text_offset == sorted(whole.text_offset) and len(whole.tokens) == 73
+
+
+def test_offsets_count_the_echos_special_tokens_and_are_the_same_streamed(client: openai.OpenAI) -> None:
+    ids = [0, 200, 0, 201, 202]  # 0 ends texts: the echo has its name
+    fields: Any = {"echo": True, "logprobs": 1, "max_tokens": 3}
+    whole = complete(client, ids, **fields).choices[0]
+    found = whole.logprobs
+    assert found.text_offset[:2] == [0, len(found.tokens[0])]
+    for token, offset in zip(found.tokens[:5], found.text_offset, strict=False):
+        assert whole.text.startswith(token, offset)
+    streamed = [chunk.choices[0].logprobs for chunk in complete(client, ids, stream=True, **fields)]
+    assert [each for part in streamed if part for each in part.text_offset] == found.text_offset
+
+
+class ScoringDaemon:
+    """Scores prompts until it is let, or cancelled."""
+
+    def __init__(self) -> None:
+        self.num_scored, self.is_over = 0, False
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def scoring(self, plan: object) -> ScoringDaemon:
+        return self
+
+    def cancel(self) -> None:
+        self.go_on.set()
+
+    def score(self, scoring: object, ids: object) -> list[None]:
+        self.num_scored += 1
+        self.begun.set()
+        assert self.go_on.wait(60)
+        time.sleep(0.1)
+        self.is_over = True
+        return [None]
+
+
+def test_a_prompt_is_scored_once_for_all_its_choices() -> None:
+    daemon: Any = ScoringDaemon()
+    daemon.go_on.set()
+
+    async def all_scores() -> list[Any]:
+        scores = PromptScores(daemon, Plan(RunConfig(), ()))
+        return await asyncio.gather(*map(scores.of, make_choices([(1, 2)], 3, 5, [""])))
+
+    assert asyncio.run(all_scores()) == [[None]] * 3 and daemon.num_scored == 1
+
+
+def test_scoring_that_nobody_waits_for_is_cancelled_and_ends_before_its_turn_does() -> None:
+    daemon: Any = ScoringDaemon()
+
+    async def leave() -> None:
+        (choice,) = make_choices([(1, 2)], 1, 5, [""])
+        waiting = asyncio.ensure_future(PromptScores(daemon, Plan(RunConfig(), ())).of(choice))
+        await asyncio.to_thread(daemon.begun.wait, 60)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert daemon.is_over
+
+    asyncio.run(leave())
+
+
+def test_a_cancelled_scoring_ends_while_no_verifier_answers() -> None:
+    config = with_values(RunConfig(), verifier="127.0.0.1:9")
+    scoring = TextScoring(create_link(config, bytes(16)), bytes(16))
+    threading.Timer(0.2, scoring.cancel).start()
+    with pytest.raises(CancelledByUser):
+        scoring.run((1,), (2, 3))
 
 
 def test_more_texts_than_the_daemon_takes_are_refused_whole(verifier: VerifierServer) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from outrider.common.config.fields import leaves
-from outrider.common.errors import UsageError
+from outrider.common.errors import OutriderError, RoundFailedError, UsageError
+from outrider.common.grammar.state import GrammarLimitError
+from outrider.common.types import RoundError, RoundErrorCode
 from outrider.edge_client.config.daemon import SECTION
 from outrider.edge_client.config.request_settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 from outrider.edge_client.config.run_config import RunConfig, run_config
@@ -67,6 +70,12 @@ def test_null_counts_as_not_given_and_neutral_values_are_taken() -> None:
     assert completion(n=1, best_of=1, echo=False, suffix="", stop=None, seed=None, metadata={}).changes == {}
     asked = chat(tools=[], tool_choice="none", response_format={"type": "text"}, store=False, n=1)
     assert asked.changes == {} and asked.messages == (USER,)
+    assert not chat(stream=True, stream_options={"include_usage": None}).has_usage
+    about = {"type": "json_schema", "json_schema": {"name": "n", "schema": None}}
+    assert chat(response_format=about).changes == {"json_schema": '{"type": "object"}'}
+    (message,) = chat(messages=[called(None)]).messages
+    (call,) = cast(Any, message)["tool_calls"]
+    assert call["function"]["arguments"] == {}
 
 
 # What GuideLLM and `vllm bench serve` send, and the fields of llama-server's and vLLM's clients.
@@ -129,9 +138,15 @@ def function(name: str, **fields: object) -> dict[str, object]:
     return {"type": "function", "function": {"name": name, **fields}}
 
 
-def called(arguments: str) -> dict[str, object]:
+def called(arguments: str | None) -> dict[str, object]:
     call = {"id": "1", **function("a", arguments=arguments)}
     return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
+def nested(depth: int, value: object) -> object:
+    for _ in range(depth):
+        value = {"a": value} if isinstance(value, dict) else [value]
+    return value
 
 
 TOOL = function("a")
@@ -157,7 +172,11 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
         ({"json_schema": SCHEMA}, "json_schema", json.dumps(SCHEMA)),
         ({"guided_regex": "a+"}, "regex", "a+"),
         ({"guided_choice": ["a.b", "c|d"]}, "regex", r"a\.b|c\|d"),
+        ({"guided_choice": ["", "a"]}, "regex", "|a"),
+        ({"guided_choice": [""]}, "regex", "(?:)"),
         ({"guided_grammar": "start: /a/"}, "grammar", "start: /a/"),
+        ({"outrider": {"json_schema": SCHEMA}}, "json_schema", json.dumps(SCHEMA)),
+        ({"outrider": {"grammar": "start: /a/"}}, "grammar", "start: /a/"),
         ({"structured_outputs": {"regex": "a+", "json": None}}, "regex", "a+"),
         ({"structured_outputs": {"json_object": True}}, "json_schema", '{"type": "object"}'),
     ],
@@ -238,6 +257,20 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("completion", {"guided_json": []}, "guided_json", "an object"),
         ("completion", {"guided_choice": []}, "guided_choice", "1 to 1024"),
         ("completion", {"guided_regex": "a", "guided_json": {}}, "guided_json", "guided_regex"),
+        ("completion", {"guided_regex": ""}, "guided_regex", "is empty"),
+        ("completion", {"guided_grammar": ""}, "guided_grammar", "is empty"),
+        ("completion", {"structured_outputs": {"regex": ""}}, "structured_outputs.regex", "is empty"),
+        ("completion", {"outrider": {"regex": ""}}, "outrider.regex", "is empty"),
+        ("completion", {"outrider": {"json_schema": "not json"}}, "outrider.json_schema", "no JSON"),
+        ("completion", {"outrider": {"json_schema": "[1]"}}, "outrider.json_schema", "an object"),
+        ("completion", {"outrider": {"mode": nested(900, [])}}, "outrider.mode", "…"),
+        ("completion", {"outrider": {"mode": nested(900, {})}}, "outrider.mode", "…"),
+        (
+            "chat",
+            {"response_format": {"type": "json_object"}, "outrider": {"json_schema": {}}},
+            "outrider.json_schema",
+            "does not go with response_format",
+        ),
         (
             "completion",
             {"structured_outputs": {"structural_tag": "x"}},
@@ -255,6 +288,12 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("chat", {"tools": [{"type": "function", "function": {}}]}, "tools[0].function.name", "text"),
         ("chat", {"tools": [function("a b")]}, "tools[0].function.name", "a-z"),
         ("chat", {"tools": [function("a", parameters=[])]}, "tools[0].function.parameters", "object"),
+        (
+            "chat",
+            {"tools": [function("a", parameters={"type": "string"})]},
+            "tools[0].function.parameters.type",
+            "object",
+        ),
         ("chat", {"tools": [TOOL, TOOL]}, "tools", "one name"),
         ("chat", {"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "required"),
         ("chat", {"tools": [TOOL], "tool_choice": function("b")}, "tool_choice.function.name", "not among"),
@@ -270,6 +309,12 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("chat", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "tool"),
         ("chat", {"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "text"),
         ("chat", {"messages": [called("{")]}, "messages[0].tool_calls[0].function.arguments", "no JSON"),
+        (
+            "chat",
+            {"messages": [called('{"a": "\\ud800"}')]},
+            "messages[0].tool_calls[0].function.arguments",
+            "surrogate",
+        ),
         ("chat", {"messages": [called("[]")]}, "messages[0].tool_calls[0].function.arguments", "object"),
         ("chat", {"messages": [{"role": "user"}]}, "messages[0].content", "text"),
         ("chat", {"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls", "role, content"),
@@ -317,6 +362,10 @@ def test_a_body_without_a_prompt_is_refused(body: object) -> None:
 
 
 # --------------------------------------------------------------------- settings of the edge by request
+
+
+def refusal(code: RoundErrorCode, field: str) -> RoundFailedError:
+    return RoundFailedError(RoundError(1, code, "no", field))
 
 
 def asked(base: RunConfig | None = None, **extras: object) -> RunConfig:
@@ -420,3 +469,21 @@ def test_errors_that_speak_of_flags_reach_a_client_as_its_own_fields() -> None:
     assert from_failure(UsageError("--max-new-tokens is 0")).param == "max_tokens"
     of_operator = from_failure(UsageError(f"--token-file {Path('x')}: cannot read it"))
     assert (of_operator.status, of_operator.code) == (500, "daemon_misconfigured")
+
+
+@pytest.mark.parametrize(
+    ("error", "param", "code"),
+    [
+        (GrammarLimitError("takes too much"), "guided_json", "invalid_value"),
+        (refusal(RoundErrorCode.INVALID, "sampling.grammar"), "guided_json", "invalid_value"),
+        (refusal(RoundErrorCode.INVALID, "sampling.bad_words"), "outrider.bad_word", "invalid_value"),
+        (refusal(RoundErrorCode.UNIMPLEMENTED, "sampling.grammar"), "guided_json", "unsupported_parameter"),
+        (refusal(RoundErrorCode.INVALID, ""), None, "invalid_value"),
+    ],
+)
+def test_what_a_generation_finds_wrong_has_the_requests_own_words(
+    error: OutriderError, param: str | None, code: str
+) -> None:
+    failure = from_failure(error, "prompt", completion(guided_json={}).constraint_param)
+    assert (failure.status, failure.param, failure.code) == (400, param, code)
+    assert chat(tools=[TOOL]).constraint_param == "tools" and completion().constraint_param is None

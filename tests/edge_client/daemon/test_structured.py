@@ -74,9 +74,25 @@ def test_vllms_fields_constrain_a_completion(client: openai.OpenAI) -> None:
         return answer.choices[0].text
 
     assert text(guided_choice=["red.", "green|"]) in ("red.", "green|")
+    assert text(guided_choice=["", "a"]) in ("", "a") and text(guided_choice=[""]) == ""
     assert re.fullmatch(r"[a-c]{3,5}", text(guided_regex="[a-c]{3,5}"))
     assert re.fullmatch(r"(ab)+c", text(structured_outputs={"grammar": 'start: ("ab")~1..4 "c"'}))
     assert json.loads(text(guided_json={"enum": [{"a": 1}, {"b": 2}]})) in ({"a": 1}, {"b": 2})
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_where_bad_words_leave_a_grammar_nothing_the_text_ends(
+    client: openai.OpenAI, temperature: float
+) -> None:
+    def text(mode: str) -> str:
+        body = {"guided_regex": "[ab]{2}c", "bad_words": ["c"], "outrider": {"mode": mode}}
+        answer = client.completions.create(
+            model="outrider", prompt="x = ", max_tokens=8, seed=4, temperature=temperature, extra_body=body
+        )
+        return answer.choices[0].text
+
+    assert text("speculative") == text("cloud-only")
+    assert all(re.fullmatch("[ab]{2}", text(mode)) for mode in ("speculative", "cloud-only", "edge-only"))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +101,7 @@ def test_vllms_fields_constrain_a_completion(client: openai.OpenAI) -> None:
         ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "min_new_tokens", "grammar"),
         ({"guided_json": {"type": "strin"}}, "guided_json", "strin"),
         ({"guided_regex": "(ab"}, "guided_regex", "unclosed group"),
-        ({"outrider": {"regex": "("}}, "grammar", "unclosed group"),
+        ({"outrider": {"regex": "("}}, "outrider.regex", "unclosed group"),
         ({"guided_json": {"type": "integer", "multipleOf": 99999989}}, "guided_json", "to compile: simplify"),
     ],
 )
@@ -181,3 +197,8 @@ def test_the_python_client_takes_a_dictionary_a_text_and_a_path(
         assert client.generate("x = ", seed=1, regex="[a-c]{4}", temperature=0.0).text.isalpha()
         with pytest.raises(outrider.UsageError, match="unclosed group"):
             client.generate("x = ", regex="(")
+        with pytest.raises(outrider.OutriderError, match="regex is empty"):
+            client.generate("x = ", regex="")
+        for given in ({"json_schema": tmp_path / "none"}, {"regex": "\ud800"}):
+            with pytest.raises(outrider.OutriderError, match="cannot be read"):
+                client.generate("x = ", **given)

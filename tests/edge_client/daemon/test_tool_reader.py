@@ -23,8 +23,8 @@ class Read(NamedTuple):
     calls: list[tuple[str, str]]
 
 
-def read(family: ToolFamily, pieces: list[str], max_calls: int = 16) -> Read:
-    reader = CallReader(family, NAMES, max_calls)
+def read(family: ToolFamily, pieces: list[str], max_calls: int = 16, is_forced: bool = False) -> Read:
+    reader = CallReader(family, NAMES, max_calls, is_forced)
     deltas: list[Delta] = [delta for piece in pieces for delta in reader.feed(piece)] + reader.end()
     text, calls = "", []
     for delta in deltas:
@@ -74,6 +74,22 @@ CASES = [
     (MISTRAL, "[TOOL_CALLS] no", Read("[TOOL_CALLS] no", [])),
     (MISTRAL, "[AVAILABLE", Read("[AVAILABLE", [])),
 ]
+
+
+DEMANDED = (
+    (HERMES, '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>\n<tool_call>'),
+    (MISTRAL, '[TOOL_CALLS][{"name": "look", "arguments": {}}, {"name": "add_2", '),
+    (LLAMA, '{"name": "look", "parameters": {}}'),
+)
+
+
+@pytest.mark.parametrize(("family", "text"), DEMANDED)
+def test_a_call_that_is_cut_leaves_no_markup(family: ToolFamily, text: str) -> None:
+    for length in range(len(text) + 1):
+        demanded = read(family, [text[:length]], is_forced=True)
+        assert demanded.text == "", length
+        own = read(family, [text[:length]])
+        assert own.calls == demanded.calls and (own.text == "" or not own.calls)
 
 
 @pytest.mark.parametrize(("family", "text", "expected"), CASES)

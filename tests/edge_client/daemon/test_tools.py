@@ -171,7 +171,7 @@ SCHEMA: Any = {
     [
         ({"tool_choice": "required", "extra_body": {"guided_regex": "a"}}, "guided_regex", "demands a call"),
         ({"tools": [TOOLS[0], {"type": "function", "function": {"name": "a", "strict": True, "parameters":
-            {"type": "strin"}}}]}, "tools", "strin"),
+            {"properties": {"a": {"type": "strin"}}}}}]}, "tools", "strin"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_tools_is_named(
