@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import InvalidFieldError, ModelError
-from outrider.common.grammar.numbers import check_schema, check_schemas_in
+from outrider.common.grammar.numbers import fit_schema, fit_schemas_in
 from outrider.common.grammar.state import CompiledGrammar
 from outrider.common.process.extras import needs_extra
 from outrider.common.types import Grammar, GrammarKind, TokenIds
@@ -72,7 +72,7 @@ class Vocabulary:
 
 def _definition(grammar: Grammar) -> str:
     """Returns what llguidance reads. Raises `InvalidFieldError` for a schema that is no JSON object, or has an integer
-    that llguidance would change."""
+    that llguidance would change and that cannot be narrowed."""
     import llguidance
 
     make = llguidance.LLMatcher
@@ -80,17 +80,17 @@ def _definition(grammar: Grammar) -> str:
         return str(make.grammar_from_regex(grammar.text))
     if grammar.kind is GrammarKind.LARK:
         try:
-            check_schemas_in(grammar.text)
+            lark = fit_schemas_in(grammar.text)
         except (ValueError, RecursionError) as error:
             raise InvalidFieldError(FIELD, f"{grammar.kind}: %json: {error}") from error
-        return str(make.grammar_from_lark(grammar.text))
+        return str(make.grammar_from_lark(lark))
     try:
         schema = json.loads(grammar.text)
         if not isinstance(schema, dict):
             raise ValueError("it is not an object")
-        check_schema(schema)
+        text = json.dumps(schema) if fit_schema(schema) else grammar.text
         options = {"whitespace_flexible": grammar.has_whitespace}
-        return str(make.grammar_from_json_schema(grammar.text, overrides=options))
+        return str(make.grammar_from_json_schema(text, overrides=options))
     except (ValueError, RecursionError) as error:
         raise InvalidFieldError(FIELD, f"{grammar.kind}: not a JSON schema: {error}") from error
 

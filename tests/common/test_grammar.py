@@ -152,10 +152,9 @@ def test_a_bad_grammar_is_refused_with_the_place(grammar: Grammar, place: str) -
     [
         {"const": 2**64 - 1},
         {"const": -(2**63)},  # float64 has it, and llguidance writes other digits, or crashes
-        {"type": "integer", "minimum": 2**63, "maximum": 2**63},
+        {"type": "integer", "minimum": 2**63},  # none is left
         {"enum": [1, {"a": [2**53 + 1]}]},
-        {"type": "integer", "minimum": 10**18 + 1},
-        {"properties": {"const": {"type": "integer", "maximum": -(2**53) - 1}}},
+        {"properties": {"const": {"type": "integer", "maximum": -(2**63)}}},
         {"anyOf": [{"type": "integer", "multipleOf": 10**400 + 1}]},
     ],
 )
@@ -164,6 +163,27 @@ def test_an_integer_that_float64_does_not_have_is_refused_by_name(content: dict[
     for grammar in (schema(content), lark):
         with pytest.raises(InvalidFieldError, match=r"\d{16}.*give it as a string"):
             vocabulary().compile(grammar)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "inside", "outside"),
+    [
+        ({"maximum": 2**63 - 1}, 2**63 - 1024, 2**63),  # as programs write the largest of 64 bits
+        ({"maximum": 2**64 - 1, "minimum": 10**18}, 2**63 - 1024, 10**18 - 1),
+        ({"minimum": -(2**63)}, -(2**63) + 1024, -(2**63) - 1),
+        ({"minimum": 2**53 + 1}, 2**53 + 2, 2**53),
+        ({"exclusiveMaximum": -(2**53) - 1}, -(2**53) - 4, -(2**53) - 1),
+    ],
+    ids=str,
+)
+def test_bounds_that_float64_does_not_have_are_narrowed(
+    bounds: dict[str, int], inside: int, outside: int
+) -> None:
+    content: dict[str, object] = {"type": "integer", **bounds}
+    lark = Grammar(GrammarKind.LARK, f"start: value\nvalue: %json {json.dumps(content)}\n")
+    for grammar in (schema(content), lark):
+        assert fresh(compiled(grammar), encode(str(inside))).is_accepting
+        assert not fresh(compiled(grammar), encode(str(outside))).is_accepting
 
 
 @pytest.mark.parametrize("value", [2**53, -(2**60), 10**18, 2**53 + 2])
