@@ -12,9 +12,8 @@ from typing import Any
 
 from outrider.common.config.values import choices_of
 
-_MAX_DEPTH_SHOWN = (
-    8  # settings have at most lists of numbers; a request's value may be nested as deep as JSON is read
-)
+# Settings have at most lists of numbers; a request's value may be nested as deep as JSON is read.
+_MAX_DEPTH_SHOWN = 8
 
 
 @dataclass(frozen=True)

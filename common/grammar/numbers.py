@@ -1,4 +1,4 @@
-"""Finds integers in schemas that a grammar cannot keep: llguidance has numbers as float64.
+"""Fits the integers of schemas to llguidance, which has numbers as float64: bounds are narrowed, values refused.
 
 A text would otherwise obey another number, such as 18446744073709552000 for 18446744073709551615.
 """
@@ -14,9 +14,8 @@ _LOWER = frozenset(("minimum", "exclusiveMinimum"))
 _BOUNDS = frozenset(("maximum", "exclusiveMaximum", *_LOWER))
 _VALUES = frozenset(("const", "enum", "multipleOf"))
 _END = 2**63  # from which on llguidance writes other digits
-_BY_NAME = frozenset(
-    ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
-)  # their keys are names, not keywords
+# Their keys are names, not keywords.
+_BY_NAME = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs", "definitions"))
 _NO_SCHEMA = frozenset(("default", "examples"))
 _IN_LARK = "%json"
 

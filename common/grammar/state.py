@@ -45,6 +45,7 @@ class CompiledGrammar:
         self._matcher, self._number = make_matcher(), 0
         self._lock = threading.Lock()
         self.num_tokens, self.eos_token_ids = num_tokens, eos_token_ids
+        self.ends = _bits(eos_token_ids, num_tokens)  # end-of-text alone is allowed
 
     def matcher(self) -> tuple[Any, int]:
         """Returns a matcher for one sequence, before any token, and the number of the lexer that it shares."""
@@ -76,8 +77,8 @@ class GrammarState:
         self._path: list[int] = []  # that it has after the whole output
         self._end: int | None = None  # the index of the output's token that the matcher did not take
         self._kept: dict[TokenIds, Words] = {}  # by path
-        self._ends_here = _bits(grammar.eos_token_ids, grammar.num_tokens)
-        self._not_eos = ~self._ends_here
+        self.ends = grammar.ends
+        self._not_eos = ~self.ends
         self._budget_s, self._spent_s = budget_s, 0.0
 
     @property
@@ -93,12 +94,11 @@ class GrammarState:
             self._catch_up()
             self._step_to(())
             if self._end is None:
-                if (
-                    not (is_accepting := bool(self._matcher.is_accepting()))
-                    and not self._matcher.is_stopped()
-                ):
+                if self._matcher.is_accepting():
+                    return True
+                if not self._matcher.is_stopped():
                     self._mask()  # a lexer that is used up says no without an error
-                return is_accepting
+                return False
             is_eos = self._output[self._end] in self._grammar.eos_token_ids
             return is_eos and bool(self._matcher.is_accepting())
 
@@ -192,15 +192,15 @@ class GrammarState:
         self._catch_up()
         if self._end is not None or not self._step_to(path) or self._matcher.is_stopped():
             self._check()
-            return self._ends_here
+            return self.ends
         words = self._mask()
         words &= self._not_eos
         if self._matcher.is_accepting():
-            words |= self._ends_here
-        return words if words.any() else self._ends_here
+            words |= self.ends
+        return words if words.any() else self.ends
 
     def _mask(self) -> Words:
-        words = np.zeros_like(self._ends_here)
+        words = np.zeros_like(self.ends)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check()
         return words

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.common.grammar.masks import mask_scores
 from outrider.common.sampling.history import BadWords, History
-from outrider.common.types import Grammar, SamplingParams
+from outrider.common.types import SamplingParams
 
 
 @functools.lru_cache(256)
@@ -84,7 +84,7 @@ def find_penalties(
     if (state := history.grammar) is not None:
         found["allowed"] = np.stack([state.allowed(draft_token_ids[:row]) for row in range(num_rows)])
         if params.bad_words:
-            found |= _with_ends(found["allowed"], found["banned_rows"], found["banned_ids"], params.grammar)
+            found |= _with_ends(found["allowed"], found["banned_rows"], found["banned_ids"], state.ends)
     return Penalties(**found)
 
 
@@ -115,20 +115,16 @@ def _banned(
 
 
 def _with_ends(
-    allowed: NDArray[np.int32], rows: NDArray[np.int64], ids: NDArray[np.int64], grammar: Grammar | None
+    allowed: NDArray[np.int32], rows: NDArray[np.int64], ids: NDArray[np.int64], ends: NDArray[np.int32]
 ) -> dict[str, Any]:
-    """Returns what is allowed and banned where rows that bad words leave nothing of have end-of-text alone, as a
-    grammar without a token left has. Else every score were -inf, and the token any."""
-    assert grammar is not None and grammar.compiled is not None, "the grammar was not compiled"
+    """Returns what is allowed and banned. A row that bad words leave nothing of has end-of-text alone (`ends`), as a
+    grammar without a token left has; else all of its scores would be -inf, and any token would be taken."""
     left = allowed.view(np.uint32).copy()
     is_in = ids >> 5 < left.shape[1]
     bits = np.uint32(1) << (ids & 31).astype(np.uint32)
     np.bitwise_and.at(left, (rows[is_in], ids[is_in] >> 5), ~bits[is_in])
     is_empty = np.asarray(~left.any(axis=1), np.bool_)
-    ends = np.zeros(left.shape[1], np.uint32)
-    for token_id in grammar.compiled.eos_token_ids:
-        ends[token_id >> 5] |= np.uint32(1 << (token_id & 31))
-    allowed = np.where(is_empty[:, None], ends.view(np.int32), allowed)
+    allowed = np.where(is_empty[:, None], ends, allowed)
     return {"allowed": allowed, "banned_rows": rows[~is_empty[rows]], "banned_ids": ids[~is_empty[rows]]}
 
 

@@ -34,7 +34,7 @@ class ControllerSettings:
     usual_rejected_tokens: float = 4.0
     usual_share: float = 0.95  # of the prior; the rest is uniform
     # The same of a draft that copies and has no model: it is right for long or not at all. Of five tried on the bank's
-    # three targets with prompt lookup (docs/controller.md).
+    # three targets with prompt lookup; docs/controller.md has what a choice on two of them gains on the third.
     copied_accepted_tokens: float = 2.0
     copied_rejected_tokens: float = 2.0
     copied_usual_share: float = 0.8

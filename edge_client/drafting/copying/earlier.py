@@ -81,10 +81,8 @@ class EarlierTexts:
         surplus = len(every) - int(_KEPT_SHARE * self._max_tokens)
         first_kept = min(int(np.searchsorted(ends, surplus)), len(ends) - 2)  # the newest text stays
         start = int(ends[first_kept]) if first_kept >= 0 else 0
-        start = max(
-            start, len(every) - self._max_tokens - 1
-        )  # its end alone, where a file is of a larger bound
-        self._set([every[start:]])
+        most = self._max_tokens + 1  # of a file that was written with a larger bound the end alone is kept
+        self._set([every[max(start, len(every) - most) :]])
 
     def _write(self, path: Path) -> None:
         payload = b"".join(part.astype("<u4").tobytes() for part, _ in self._parts)
@@ -171,9 +169,8 @@ class TextsByOwner:
     def _surplus(self) -> str:
         """Returns who is dropped: the least recently used of the key that has most, so that the many users of one key
         leave the others in memory."""
-        ((most, _),) = Counter(map(_key_of, self._owners)).most_common(
-            1
-        )  # of equal ones the least recently used
+        # Of equals the first is found: the one used longest ago.
+        ((most, _),) = Counter(map(_key_of, self._owners)).most_common(1)
         return next(owner for owner in self._owners if _key_of(owner) == most)
 
     def _path(self, owner: str) -> Path | None:

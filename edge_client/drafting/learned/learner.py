@@ -31,9 +31,8 @@ class Learner:
         self._draft_fingerprint = draft_fingerprint
         self._shape = num_tokens, hidden_size
         self._target_fingerprint = ""
-        self._num_saved = self._num_tried = (
-            0  # learned tokens at the last save, and at the last that was tried
-        )
+        # Learned tokens at the last save, and at the last that was tried.
+        self._num_saved = self._num_tried = 0
         self._is_failing = False
         self._lock = threading.Lock()
 
