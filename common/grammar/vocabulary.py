@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from outrider.common.errors import InvalidFieldError, ModelError
 from outrider.common.grammar.numbers import fit_schema, fit_schemas_in
@@ -14,6 +15,9 @@ from outrider.common.process.extras import needs_extra
 from outrider.common.types import Grammar, GrammarKind, TokenIds
 
 FIELD = "sampling.grammar"  # on the wire
+
+_Content = TypeVar("_Content")
+_Fitted = TypeVar("_Fitted")
 
 # Of what a grammar may cost, in llguidance's own units, whose comments give their speed. The same on both sides, so
 # that a mask exists on both or on neither.
@@ -79,20 +83,25 @@ def _definition(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.REGEX:
         return str(make.grammar_from_regex(grammar.text))
     if grammar.kind is GrammarKind.LARK:
-        try:
-            lark = fit_schemas_in(grammar.text)
-        except (ValueError, RecursionError) as error:
-            raise InvalidFieldError(FIELD, f"{grammar.kind}: %json: {error}") from error
-        return str(make.grammar_from_lark(lark))
+        return str(make.grammar_from_lark(_fit(fit_schemas_in, grammar.text, f"{grammar.kind}: %json")))
     try:
         schema = json.loads(grammar.text)
         if not isinstance(schema, dict):
             raise ValueError("it is not an object")
-        text = json.dumps(schema) if fit_schema(schema) else grammar.text
+        is_changed = _fit(fit_schema, schema, str(grammar.kind))
+        text = json.dumps(schema) if is_changed else grammar.text
         options = {"whitespace_flexible": grammar.has_whitespace}
         return str(make.grammar_from_json_schema(text, overrides=options))
     except (ValueError, RecursionError) as error:
         raise InvalidFieldError(FIELD, f"{grammar.kind}: not a JSON schema: {error}") from error
+
+
+def _fit(fit: Callable[[_Content], _Fitted], content: _Content, what: str) -> _Fitted:
+    """Returns what `fit` does. Raises `InvalidFieldError` naming `what` and an integer that is not kept."""
+    try:
+        return fit(content)
+    except (ValueError, RecursionError) as error:
+        raise InvalidFieldError(FIELD, f"{what}: {error}") from error
 
 
 def _in_short(message: str) -> str:
