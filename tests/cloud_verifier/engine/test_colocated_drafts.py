@@ -53,6 +53,7 @@ class KnownDraft:
         self.num_open = 0
         self.may_read = threading.Event()  # a proposal waits for it
         self.may_read.set()
+        self.is_asked = threading.Event()  # some proposal has begun
         self.fails_at: int | None = None
         self.takes_s = 0.0
         self.threads: list[str] = []  # that proposed
@@ -90,6 +91,7 @@ class _KnownSequence:
 
     def propose(self, num_draft_tokens: int) -> Draft:
         assert not self._is_closed, "a closed sequence drafts"
+        self._model.is_asked.set()
         assert self._model.may_read.wait(60)
         if self.position == self._model.fails_at:
             raise RuntimeError("by the test")
@@ -260,6 +262,7 @@ def test_a_session_closed_while_its_text_is_read_frees_the_draft_afterwards() ->
     draft.may_read.clear()
     harness.submit(session_id, make_request(opened.position, opened.hash, 30))
     harness.engine.step()
+    assert draft.is_asked.wait(60), "a reading that has not begun is cancelled"
     harness.ask(session_id, CloseRequest())
     assert draft.num_open == 1
     draft.may_read.set()
