@@ -25,6 +25,7 @@ def test_the_interpreted_kernels_pass_their_cases(marked):
 
 
 COMPILE = """
+import sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from outrider.kernels import device, device_truncation
@@ -37,7 +38,7 @@ kinds = {
 kind_of = {name: kind for kind, names in kinds.items() for name in names.split()}
 search = dict(HAS_NOISE=True, NUM_BLOCKS=device.TILE_BLOCKS, SPAN=device.SPAN)
 cut = dict(NUM_PIVOTS=device_truncation.NUM_PIVOTS, TILE=device_truncation.TILE)
-for capability in (80, 90):
+for capability in map(int, sys.argv[1:]):
     for fn, values, num_warps in (
         (device._search, search | dict(IS_RESIDUAL=False, NUM_CHANGED=1), 4),
         (device._search, search | dict(IS_RESIDUAL=True, NUM_CHANGED=device.MAX_CHANGED), 4),
@@ -58,14 +59,19 @@ def run_without_a_gpu(code, tmp_path, *arguments):
     return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
-def test_the_kernels_compile_for_gpus_that_are_not_here(tmp_path):
-    run = run_without_a_gpu(COMPILE, tmp_path)
-    assert run.stdout == "True\n" * 6, run.stderr
+# The compute capabilities of an A100 and of an H100.
+of_gpus = pytest.mark.parametrize("gpus", [(90,), pytest.param((80,), marks=pytest.mark.slow)], ids=str)
+
+
+@of_gpus
+def test_the_kernels_compile_for_gpus_that_are_not_here(gpus, tmp_path):
+    run = run_without_a_gpu(COMPILE, tmp_path, *map(str, gpus))
+    assert run.stdout == "True\n" * 3 * len(gpus), run.stderr
 
 
 # Prints, for each kernel of a module and each GPU, how much of its registers is spilled to memory.
 COMPILE_7B = """
-import importlib, re, subprocess, sys
+import importlib, itertools, re, subprocess, sys
 from pathlib import Path
 
 import torch
@@ -74,7 +80,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
 from outrider.kernels.paged_attention import num_warps
 
-kernels = importlib.import_module(f"outrider.kernels.{sys.argv[1]}")
+module, names, capabilities = (each.split() for each in sys.argv[1:])
+kernels = importlib.import_module(f"outrider.kernels.{module[0]}")
 tool = Path(triton.__path__[0]) / "backends/nvidia/bin/cuobjdump"
 kinds = {
     "*bf16": "query x weight bias out", "*fp32": "tops totals sums", "*i32": "index positions",
@@ -87,9 +94,9 @@ sizes |= dict(HAS_SOFTCAP=False, HAS_BIAS=True, IS_INTERPRETED=False, input_stri
 sizes |= {name: getattr(kernels, name) for name in ("KEYS", "ROWS", "OUTPUTS", "INPUTS") if hasattr(kernels, name)}
 sizes |= dict(TILE_ROWS=64, SPLIT=getattr(kernels, "SPLIT_TOKENS", 0))
 multiples_of_16 = ("num_outputs", "num_inputs", "output_stride")
-for name in sys.argv[2:]:
+for name in names:
     fn = getattr(kernels, name)
-    for capability, pool in ((80, "*bf16"), (90, "*bf16"), (80, "*u8"), (90, "*u8")):
+    for capability, pool in itertools.product(map(int, capabilities), ("*bf16", "*u8")):
         of_pools = dict.fromkeys(("key_pool", "value_pool"), pool)
         of_pools |= dict.fromkeys(("key_scales", "value_scales"), "*fp16" if pool == "*u8" else pool)
         sizes["HAS_SCALES"] = pool == "*u8"
@@ -113,19 +120,24 @@ for name in sys.argv[2:]:
 SPILLED = {("_attend_split", "80 *u8"): 40}
 
 
+@of_gpus
 @pytest.mark.parametrize(
-    "names", [("paged_attention", "_attend_split", "_combine"), ("product", "_multiply")]
+    ("module", "names"), [("paged_attention", ("_attend_split", "_combine")), ("product", ("_multiply",))]
 )
-def test_over_a_7b_shape_a_kernel_compiles_without_spilled_registers(names, tmp_path, monkeypatch):
+def test_over_a_7b_shape_a_kernel_compiles_without_spilled_registers(
+    module, names, gpus, tmp_path, monkeypatch
+):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(os.path.abspath, sys.path)))
     monkeypatch.chdir(tmp_path)
-    run = run_without_a_gpu(COMPILE_7B, tmp_path, *names)
-    of = [f"{capability} {pool}" for pool in ("*bf16", "*u8") for capability in (80, 90)]
-    expected = [f"{name} {each} STACK:{SPILLED.get((name, each), 0)}" for name in names[1:] for each in of]
+    run = run_without_a_gpu(COMPILE_7B, tmp_path, module, " ".join(names), " ".join(map(str, gpus)))
+    of = [f"{capability} {pool}" for capability in gpus for pool in ("*bf16", "*u8")]
+    expected = [f"{name} {each} STACK:{SPILLED.get((name, each), 0)}" for name in names for each in of]
     assert run.stdout.splitlines() == expected, run.stderr
 
 
 COMPILE_LAYERS = """
+import sys
+
 import torch
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
@@ -140,7 +152,7 @@ sizes = dict(SIZE=3584, PADDED_SIZE=4096, HAS_ADDED=True, NUM_HEADS=28, NUM_KV_H
 sizes |= dict(HAS_NORMS=True, HAS_SCALES=True, GATE_SIZE=kernels.GATE_SIZE, IS_GELU=True)
 warps = {"_add_norm": kernels.num_warps(3584), "_rotate": 1, "_gate": 4}
 for fn in (kernels._add_norm, kernels._rotate, kernels._gate):
-    for capability in (80, 90):
+    for capability in map(int, sys.argv[1:]):
         signature = {name: kind_of.get(name, "constexpr") for name in fn.arg_names}
         values = {name: sizes[name] for name, kind in signature.items() if kind == "constexpr"}
         source = ASTSource(fn=fn, signature=signature, constexprs=values)
@@ -150,7 +162,8 @@ for fn in (kernels._add_norm, kernels._rotate, kernels._gate):
 """
 
 
-def test_the_kernels_of_a_layer_compile_for_gpus_that_are_not_here(tmp_path):
-    run = run_without_a_gpu(COMPILE_LAYERS, tmp_path)
-    names = [f"{name} {capability}" for name in ("_add_norm", "_rotate", "_gate") for capability in (80, 90)]
+@of_gpus
+def test_the_kernels_of_a_layer_compile_for_gpus_that_are_not_here(gpus, tmp_path):
+    run = run_without_a_gpu(COMPILE_LAYERS, tmp_path, *map(str, gpus))
+    names = [f"{name} {capability}" for name in ("_add_norm", "_rotate", "_gate") for capability in gpus]
     assert run.stdout.splitlines() == [f"{name} True" for name in names], run.stderr
