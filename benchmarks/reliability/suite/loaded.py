@@ -6,9 +6,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from benchmarks.reliability.setup import Settings
-from benchmarks.reliability.suite.alone import run_tests
+from benchmarks.reliability.suite.alone import TestsRun, run_tests
 from benchmarks.results_file import Found
 from outrider.experiments.shared.results import at_most, judged
 
@@ -17,14 +18,17 @@ NUM_RUNS, NUM_BUSY = 3, 4
 
 def run(settings: Settings) -> Iterator[Found]:
     """Yields what was found after each run."""
-    runs: list[tuple[float, bool]] = []
+    runs: list[TestsRun] = []
     with _busy():
         for _ in range(NUM_RUNS):
             runs.append(run_tests())
             settings.say(f"{runs[-1]}")
-            num_failed = sum(not is_passed for _, is_passed in runs)
+            num_failed = sum(not each.is_passed for each in runs)
             text = f"runs of make test that failed, of {len(runs)} beside {NUM_BUSY} busy processes"
-            yield [judged("rel.tests_load", text, num_failed, "runs", at_most(0))], {"runs": runs}
+            yield (
+                [judged("rel.tests_load", text, num_failed, "runs", at_most(0))],
+                {"runs": list(map(asdict, runs))},
+            )
 
 
 @contextmanager
