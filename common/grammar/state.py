@@ -17,7 +17,9 @@ from outrider.common.types import Grammar, TokenIds
 Words: TypeAlias = NDArray[np.int32]
 """A row of bits [ceil(num_tokens / 32)], low bit first: set for the ids that are allowed."""
 
-COMPILING_NICENESS = 10  # of threads and processes that compile: what others wait for goes first
+# Of threads and processes that compile: what others wait for goes first. A third of a busy process's share; with 10 it
+# was a tenth, and beside eight of them on two cores a start took longer than anybody waits.
+COMPILING_NICENESS = 5
 _MAX_KEPT = 256  # masks of paths: four times the largest tree
 # Beyond a round's budget, for each token of the output that is read at once, as after a reopening: five times what one
 # of a JSON schema takes.

@@ -23,11 +23,11 @@ MAX_BYTES = 96 << 20  # of memory for all grammars that one process compiles at 
 
 def main(tokenizer: str, num_tokens: str, *eos_token_ids: str) -> None:
     """Answers each line until the end of the input."""
-    os.nice(COMPILING_NICENESS)
     vocabulary = Vocabulary.open(Path(tokenizer), int(num_tokens), tuple(map(int, eos_token_ids)))
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, used + MAX_BYTES))
     print("ready", flush=True)
+    os.nice(COMPILING_NICENESS)  # from here: on a busy machine its start alone would take minutes
     for line in sys.stdin:
         said = json.loads(line)
         signal.alarm(MAX_S)  # ends this process where nobody is left to do so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -149,3 +150,20 @@ class FakeBackend:
 
     def check_integrity(self) -> None:
         self.blocks.check_integrity()
+
+
+class GatedBackend(FakeBackend):
+    """Forwards wait while the gate is shut, which one of them may do before it begins."""
+
+    def __init__(self, *, shuts_at: int = 0, **options: int) -> None:
+        super().__init__(**options)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.num_begun, self._shuts_at = 0, shuts_at
+
+    def forward(self, items: Sequence[ForwardItem]) -> Logits:
+        self.num_begun += 1
+        if self.num_begun == self._shuts_at:
+            self.gate.clear()
+        assert self.gate.wait(60)
+        return super().forward(items)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.calls import eventually
-from support.fakes import FakeBackend
+from support.fakes import GatedBackend
 from support.processes.server import serving
 
-from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.alignment import TokenChain
@@ -22,21 +20,6 @@ from outrider.common.pb import outrider_pb2_grpc
 from tests.cloud_verifier.rpc.test_service import Stream, opening, round_after
 
 FIRST_HASH = TokenChain((5, 6, 7)).hash  # of an opening's prompt
-
-
-class GatedBackend(FakeBackend):
-    """Forwards wait while the gate is shut."""
-
-    def __init__(self) -> None:
-        super().__init__(max_context=100_000, kv_tokens=300_000)
-        self.gate = threading.Event()
-        self.gate.set()
-        self.num_begun = 0
-
-    def forward(self, items: Sequence[ForwardItem]) -> Logits:
-        self.num_begun += 1
-        assert self.gate.wait(60)
-        return super().forward(items)
 
 
 def metadata_of(name: int) -> tuple[tuple[str, str], ...]:
@@ -64,7 +47,7 @@ def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def backend() -> GatedBackend:
-    return GatedBackend()
+    return GatedBackend(max_context=100_000, kv_tokens=300_000)
 
 
 @pytest.fixture

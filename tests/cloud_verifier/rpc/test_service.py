@@ -13,7 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.calls import eventually
-from support.fakes import FakeBackend
+from support.fakes import FakeBackend, GatedBackend
 from support.processes.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
@@ -249,8 +249,8 @@ def test_an_abandoned_generate_stops_computing() -> None:
 
 def test_what_a_lost_stream_asked_for_ends_and_its_opening_goes_on_where_it_was() -> None:
     """Rounds of 1,000 tokens each wait behind an opening of 8,000; then the client is gone."""
-    backend = FakeBackend(max_context=10_000, kv_tokens=20_000)
-    config = ServeConfig(min_forward_ms=5.0, max_step_tokens=64)
+    backend = GatedBackend(shuts_at=7, max_context=10_000, kv_tokens=20_000)
+    config = ServeConfig(min_forward_ms=20.0, max_step_tokens=64)  # 2 s until a token too much is fed
     with serving(backend, config) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub = outrider_pb2_grpc.VerifierStub(channel)
         long = opening(token_ids=[1 + i % 30 for i in range(8000)])
@@ -258,8 +258,9 @@ def test_what_a_lost_stream_asked_for_ends_and_its_opening_goes_on_where_it_was(
         stream.say(open=long)
         for round_id in range(1, 5):
             stream.say(verify=pb.VerifyRequest(round_id=round_id, committed_tokens=[1] * 1000))
-        assert eventually(lambda: server.engine.num_steps > 5)
+        assert eventually(lambda: not backend.gate.is_set())
         stream.call.cancel()
+        backend.gate.set()
         assert eventually(lambda: server.engine.num_jobs == 0)
         assert sum(map(sum, backend.batches)) < 7000
         again = Stream(stub)
@@ -272,13 +273,14 @@ def test_what_a_lost_stream_asked_for_ends_and_its_opening_goes_on_where_it_was(
 
 
 def test_a_unary_opening_ends_with_its_call() -> None:
-    backend = FakeBackend(max_context=10_000, kv_tokens=20_000)
-    config = ServeConfig(min_forward_ms=5.0, max_step_tokens=64)
+    backend = GatedBackend(shuts_at=7, max_context=10_000, kv_tokens=20_000)
+    config = ServeConfig(min_forward_ms=20.0, max_step_tokens=64)  # 2 s until a token too much is fed
     with serving(backend, config) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
         stub = outrider_pb2_grpc.VerifierStub(channel)
         call = stub.Open.future(opening(token_ids=[1 + i % 30 for i in range(8000)]), metadata=METADATA)
-        assert eventually(lambda: server.engine.num_steps > 5)
+        assert eventually(lambda: not backend.gate.is_set())
         call.cancel()
+        backend.gate.set()
         assert eventually(lambda: server.engine.num_jobs == 0)
         assert sum(map(sum, backend.batches)) < 7000
 

@@ -47,7 +47,7 @@ def test_ten_clients_one_that_leaves_and_one_that_stops_reading(
     assert wait_until(lambda: bool(texts) or daemon.num_requests() >= 3), "they run at the same time"
     leaving.close()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     assert sorted(texts) == sorted([(seed, alone[seed]) for seed in (1, 2)] * 4)
     assert wait_until(lambda: is_at_rest(daemon, verifier)), "the deaf client is cut off, nothing stays open"
     with deaf, pytest.raises(ConnectionResetError):
