@@ -5,6 +5,7 @@ One line of JSON in, one out. A grammar that needs more memory than allowed ends
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -23,7 +24,8 @@ MAX_BYTES = 96 << 20  # of memory for all grammars that one process compiles at 
 
 def main(tokenizer: str, num_tokens: str, *eos_token_ids: str) -> None:
     """Answers each line until the end of the input."""
-    os.nice(COMPILING_NICENESS)
+    with contextlib.suppress(OSError):  # a sandbox may refuse it
+        os.nice(COMPILING_NICENESS)
     vocabulary = Vocabulary.open(Path(tokenizer), int(num_tokens), tuple(map(int, eos_token_ids)))
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, used + MAX_BYTES))
