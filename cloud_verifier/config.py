@@ -19,6 +19,7 @@ EMBEDDED_DRAFT = EMBEDDED_TARGET.parent / "draft"
 
 # What goes on the wire: gRPC's own sizes are int32, our limits uint32, and times are in milliseconds there.
 MAX_COUNT, MAX_TIME_S = 1_000_000_000, 4_000_000.0
+MAX_THREADS = 1024  # of torch or onnxruntime, which fail by their own errors far beyond
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 
@@ -94,7 +95,7 @@ class ServeConfig:
         False, "offer lookahead decoding, which needs no weights, as a draft source of co-located generation"
     )
     draft_strategy: str = option("model", "draft strategy of --draft", metavar="NAME")
-    draft_threads: int = option(1, "CPU threads of --draft", metavar="N", minimum=1)
+    draft_threads: int = option(1, "CPU threads of --draft", metavar="N", minimum=1, maximum=MAX_THREADS)
     draft_kv_memory: str = option(
         "256MiB",
         "memory for the KV of --draft and --heads, and as much for the features of prompts; a co-located generation "
@@ -159,7 +160,9 @@ class ServeConfig:
         "start otherwise",
         choices=("auto", "on", "off"),
     )
-    num_threads: int = option(0, "CPU threads of a forward; 0 is torch's choice", metavar="N", minimum=0)
+    num_threads: int = option(
+        0, "CPU threads of a forward; 0 is torch's choice", metavar="N", minimum=0, maximum=MAX_THREADS
+    )
     kv_dtype: str = option(
         "auto",
         "data type of keys and values in the KV pool; auto is --dtype; fp8 is e4m3 with a float16 scale for each token "
