@@ -15,8 +15,6 @@ DEFAULT_HEAD_DIM = {"llama": None, "mistral": None, "qwen2": None, "qwen3": 128,
 ROPE_TYPES = ("default", "linear", "llama3")
 # By their names in config.json.
 ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
-# Llama's code in transformers follows no window: one in its configuration is left to it, and refused.
-_WINDOW_FIELDS = ("sliding_window", "window_size")
 # A configuration without these fields is left to transformers, which knows their defaults.
 _NEEDED = {
     "mistral": ("sliding_window",),
@@ -80,8 +78,6 @@ def with_defaults(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     """
     kind = raw["model_type"]
     if kind not in DEFAULT_HEAD_DIM or any(name not in raw for name in _needed(raw)):
-        return None
-    if kind == "llama" and any(raw.get(name) for name in _WINDOW_FIELDS):
         return None
     rope = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
     rope.setdefault("rope_type", rope.get("type", "default"))

@@ -165,6 +165,8 @@ def _own_config(directory: Path, config_json: dict[str, Any]) -> DecoderConfig |
         if (fields := with_defaults(config_json)) is None:
             return None
         config = make_decoder_config(fields)
+        if config is not None and config.model_type == "llama" and any(config.windows):
+            return None  # a window that Llama's code in transformers does not follow, and so refused there
         if config is not None:
             check_supported(SimpleNamespace(**fields), config.max_position_embeddings)
         return config

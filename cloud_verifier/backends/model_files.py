@@ -38,4 +38,4 @@ def check_model_files(directory: Path) -> dict[str, Any]:
     kind = config.get("model_type") if isinstance(config, dict) else None
     if not isinstance(kind, str) or not kind:
         raise ModelError(f"{directory / 'config.json'} names no model_type")
-    return config
+    return dict(config)
