@@ -267,6 +267,7 @@ class ServeConfig:
         "make every forward take at least this long, to emulate a larger target; marked by a label",
         metavar="MS",
         minimum=0.0,
+        maximum=MAX_TIME_S,
     )
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
     log_json: bool = option(False, "log one JSON object per line")
