@@ -17,6 +17,9 @@ SCOPE = "verifier"  # OUTRIDER_VERIFIER_...
 EMBEDDED_TARGET = EMBEDDED / "target"
 EMBEDDED_DRAFT = EMBEDDED_TARGET.parent / "draft"
 
+# What goes on the wire: gRPC's own sizes are int32, our limits uint32, and times are in milliseconds there.
+MAX_COUNT, MAX_TIME_S = 1_000_000_000, 4_000_000.0
+MAX_THREADS = 1024  # of torch or onnxruntime, which fail by their own errors far beyond
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
 
@@ -92,7 +95,7 @@ class ServeConfig:
         False, "offer lookahead decoding, which needs no weights, as a draft source of co-located generation"
     )
     draft_strategy: str = option("model", "draft strategy of --draft", metavar="NAME")
-    draft_threads: int = option(1, "CPU threads of --draft", metavar="N", minimum=1)
+    draft_threads: int = option(1, "CPU threads of --draft", metavar="N", minimum=1, maximum=MAX_THREADS)
     draft_kv_memory: str = option(
         "256MiB",
         "memory for the KV of --draft and --heads, and as much for the features of prompts; a co-located generation "
@@ -157,7 +160,9 @@ class ServeConfig:
         "start otherwise",
         choices=("auto", "on", "off"),
     )
-    num_threads: int = option(0, "CPU threads of a forward; 0 is torch's choice", metavar="N", minimum=0)
+    num_threads: int = option(
+        0, "CPU threads of a forward; 0 is torch's choice", metavar="N", minimum=0, maximum=MAX_THREADS
+    )
     kv_dtype: str = option(
         "auto",
         "data type of keys and values in the KV pool; auto is --dtype; fp8 is e4m3 with a float16 scale for each token "
@@ -197,7 +202,9 @@ class ServeConfig:
         "verification methods that sessions may ask for, with commas between: coupled,sparse; empty is all",
         metavar="NAMES",
     )
-    max_draft_tokens: int = option(64, "most drafted tokens in one round", metavar="N", minimum=1)
+    max_draft_tokens: int = option(
+        64, "most drafted tokens in one round", metavar="N", minimum=1, maximum=MAX_COUNT
+    )
     max_tree_nodes: int = option(
         64, "most drafted tokens of one round that is a tree; 0 takes no trees", metavar="N", minimum=0
     )
@@ -206,6 +213,7 @@ class ServeConfig:
         "longest JSON schema, regular expression or grammar of a session; 0 takes none",
         metavar="BYTES",
         minimum=0,
+        maximum=MAX_COUNT,
     )
     max_sampling_ids: int = option(
         32_768,
@@ -213,9 +221,12 @@ class ServeConfig:
         "quarter; 0 is no limit",
         metavar="N",
         minimum=0,
+        maximum=MAX_COUNT,
     )
-    max_message_bytes: int = option(1 << 20, "largest size of one message", metavar="BYTES", minimum=1024)
-    max_sessions: int = option(1024, "most sessions at once", metavar="N", minimum=1)
+    max_message_bytes: int = option(
+        1 << 20, "largest size of one message", metavar="BYTES", minimum=1024, maximum=MAX_COUNT
+    )
+    max_sessions: int = option(1024, "most sessions at once", metavar="N", minimum=1, maximum=MAX_COUNT)
     tenant_max_sessions: int = option(
         0, "most sessions of one tenant; 0 is no limit of its own", metavar="N", minimum=0
     )
@@ -242,14 +253,21 @@ class ServeConfig:
         minimum=1024,
     )
     session_idle_ttl_s: float = option(
-        600.0, "a session or stream idle for longer than this is closed", metavar="S", minimum=0.1
+        600.0,
+        "a session or stream idle for longer than this is closed",
+        metavar="S",
+        minimum=0.1,
+        maximum=MAX_TIME_S,
     )
-    drain_grace_s: float = option(10.0, "how long a stop waits for open streams", metavar="S", minimum=0.0)
+    drain_grace_s: float = option(
+        10.0, "how long a stop waits for open streams", metavar="S", minimum=0.0, maximum=MAX_TIME_S
+    )
     min_forward_ms: float = option(
         0.0,
         "make every forward take at least this long, to emulate a larger target; marked by a label",
         metavar="MS",
         minimum=0.0,
+        maximum=MAX_TIME_S,
     )
     log_level: str = option("info", "how much to log", choices=("debug", "info", "warning", "error"))
     log_json: bool = option(False, "log one JSON object per line")

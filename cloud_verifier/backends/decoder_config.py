@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ _NEEDED = {
         "final_logit_softcapping",
     ),
 }
+_OF_QWEN_WINDOWS = ("sliding_window", "max_window_layers")  # where it has windows at all
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ def with_defaults(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     field without an evident default is missing.
     """
     kind = raw["model_type"]
-    if kind not in DEFAULT_HEAD_DIM or any(name not in raw for name in _NEEDED.get(kind, ())):
+    if kind not in DEFAULT_HEAD_DIM or any(name not in raw for name in _needed(raw)):
         return None
     rope = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
     rope.setdefault("rope_type", rope.get("type", "default"))
@@ -99,10 +101,17 @@ def with_defaults(raw: Mapping[str, Any]) -> dict[str, Any] | None:
     return fields
 
 
+def _needed(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    is_qwen = raw["model_type"] in ("qwen2", "qwen3")
+    return (
+        _OF_QWEN_WINDOWS if is_qwen and raw.get("use_sliding_window") else _NEEDED.get(raw["model_type"], ())
+    )
+
+
 def make_decoder_config(fields: Mapping[str, Any]) -> DecoderConfig | None:
     """Returns the configuration of `with_defaults`, None where our own decoder does not compute it.
 
-    Raises ValueError or TypeError for a field of another type.
+    Raises ValueError, TypeError or KeyError for a field of another type, one that is missing, and sizes that cannot be.
     """
     rope = fields["rope_parameters"]
     partial = rope.get("partial_rotary_factor", fields.get("partial_rotary_factor"))
@@ -121,6 +130,7 @@ def make_decoder_config(fields: Mapping[str, Any]) -> DecoderConfig | None:
         raise ValueError(f"sizes must be positive and head_dim even: {sizes}, head_dim {head_dim}")
     if sizes["num_attention_heads"] % sizes["num_key_value_heads"]:
         raise ValueError("num_attention_heads is no multiple of num_key_value_heads")
+    _check_rope(rope)
     return DecoderConfig(
         model_type=fields["model_type"],
         **sizes,
@@ -137,6 +147,19 @@ def make_decoder_config(fields: Mapping[str, Any]) -> DecoderConfig | None:
         final_logit_softcapping=fields.get("final_logit_softcapping"),
         eos_token_id=fields.get("eos_token_id"),
     )
+
+
+def _check_rope(rope: Mapping[str, Any]) -> None:
+    """Raises ValueError, TypeError or KeyError where a rotary embedding's frequencies cannot be computed."""
+    of_llama3 = ("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
+    needed = {"default": (), "linear": ("factor",), "llama3": of_llama3}[rope["rope_type"]]
+    if missing := [name for name in needed if rope.get(name) is None]:
+        raise ValueError(f"rotary embedding {rope['rope_type']} has no {missing[0]}")
+    numbers = {name: float(rope[name]) for name in ("rope_theta", *needed)}
+    if not all(0 < number < math.inf for number in numbers.values()):
+        raise ValueError(f"the rotary embedding's numbers must be positive: {numbers}")
+    if rope["rope_type"] == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
+        raise ValueError("low_freq_factor is not below high_freq_factor")
 
 
 _REQUIRED = (

@@ -161,14 +161,16 @@ def _load_decoder(
 
 def _own_config(directory: Path, config_json: dict[str, Any]) -> DecoderConfig | None:
     """Returns the configuration of a model that our own decoder computes, None for another."""
-    if (fields := with_defaults(config_json)) is None:
-        return None
     try:
+        if (fields := with_defaults(config_json)) is None:
+            return None
         config = make_decoder_config(fields)
+        if config is not None and config.model_type == "llama" and any(config.windows):
+            return None  # a window that Llama's code in transformers does not follow, and so refused there
         if config is not None:
             check_supported(SimpleNamespace(**fields), config.max_position_embeddings)
         return config
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ModelError(f"{directory / 'config.json'} is not a usable configuration: {error}") from error
 
 
@@ -222,7 +224,7 @@ def _facts(
         files_fingerprint=of_files,
         quantisation="" if quantisation is None else quantisation.name,
         tokenizer_fingerprint=fingerprint.tokenizer_fingerprint(tokenizer_json),
-        eos_token_ids=_eos_token_ids(directory, config),
+        eos_token_ids=_eos_token_ids(directory, config, vocab_size),
         num_layers=int(config.num_hidden_layers),
         num_heads=num_heads,
         num_kv_heads=int(getattr(config, "num_key_value_heads", None) or num_heads),
@@ -232,10 +234,11 @@ def _facts(
     )
 
 
-def _eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
-    """Returns the end-of-text ids: generation_config.json's first, for chat models list several there."""
+def _eos_token_ids(directory: Path, config: Any, vocab_size: int) -> tuple[int, ...]:
+    """Returns the end-of-text ids: generation_config.json's first, for chat models list several there. Raises
+    `ModelError` for what is no id of the model."""
     value = None
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         text = (directory / "generation_config.json").read_text(encoding="utf-8")
         value = json.loads(text).get("eos_token_id")
     if value is None:
@@ -243,7 +246,11 @@ def _eos_token_ids(directory: Path, config: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    return tuple(sorted({int(i) for i in ids}))
+    if not all(type(each) is int and 0 <= each < vocab_size for each in ids):
+        raise ModelError(
+            f"{directory}: eos_token_id is {value!r}; want ids below the vocabulary's {vocab_size}"
+        )
+    return tuple(sorted(set(ids)))
 
 
 def _num_blocks(facts: TargetFacts, kv_bytes: int, block_size: int) -> int:

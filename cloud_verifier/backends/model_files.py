@@ -35,6 +35,7 @@ def check_model_files(directory: Path) -> dict[str, Any]:
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ModelError(f"{directory / 'config.json'} cannot be read: {error}") from error
-    if not isinstance(config, dict) or not config.get("model_type"):
+    kind = config.get("model_type") if isinstance(config, dict) else None
+    if not isinstance(kind, str) or not kind:
         raise ModelError(f"{directory / 'config.json'} names no model_type")
-    return config
+    return dict(config)

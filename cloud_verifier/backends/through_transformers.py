@@ -45,9 +45,6 @@ def load_through_transformers(
 
     with quiet_loading(hf_logging):
         config = _load_config(directory, config_json)
-        config.max_position_embeddings = _max_context(config)
-        check_supported(config, config.max_position_embeddings)
-        _check_class(config)
         model = None
         if quantisation is not None:
             model = _load_quantised(directory, config, weights, quantisation)
@@ -182,6 +179,7 @@ def _module_product(module: Any, weight: torch.Tensor) -> Product:
 
 
 def _load_config(directory: Path, config_json: dict[str, Any]) -> Any:
+    """Returns a configuration that the packed forward computes. Raises `ModelError`."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     model_type = config_json["model_type"]
@@ -189,9 +187,17 @@ def _load_config(directory: Path, config_json: dict[str, Any]) -> Any:
         code = " (it brings its own code, which is never run)" if config_json.get("auto_map") else ""
         raise ModelError(f"model type {model_type!r} is unknown to the installed transformers{code}")
     try:
-        return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        config.max_position_embeddings = _max_context(config)
+        check_supported(config, config.max_position_embeddings)
+        if min(int(config.num_hidden_layers), int(config.num_attention_heads)) < 1:
+            raise ValueError("a model has layers and attention heads")
+    except ModelError:
+        raise
+    except Exception as error:  # transformers has kinds of its own for fields of another type
         raise ModelError(f"{directory / 'config.json'} is not a usable configuration: {error}") from error
+    _check_class(config)
+    return config
 
 
 def _max_context(config: Any) -> int:

@@ -82,11 +82,12 @@ class Admission:
     # -------------------------------------------------------------------------------------- opening
 
     def _admit_open(self, job: Job, request: OpenRequest) -> Work | SessionResponse | None:
+        key = job.tenant, request.session_id
         if job.is_compiled:
-            key = job.tenant, request.session_id
             if self._compiling.get(key) is not job:
                 return None  # it was answered meanwhile
             del self._compiling[key]
+            job.is_compiled = False  # it may have to wait for its session, and then comes again
         session = self._sessions.get(job.tenant, request.session_id)
         if session is not None:
             if session.running is not None:
@@ -99,6 +100,7 @@ class Admission:
             validation.check_open(request, self._model)
         except InvalidFieldError as error:
             return _field_error(request.round_id, error)
+        self._cancel_compiling(key, "a newer opening of the session came")
         if request.sampling.grammar is not None:
             compiled = self._compiled(job, request, request.sampling.grammar)
             if not isinstance(compiled, OpenRequest):
@@ -132,7 +134,6 @@ class Admission:
             self._observer.on_refused("waiting")
             return _refusal(request.round_id, Refusal("waiting", str(error), FULL_RETRY_MS))
         if found is None:
-            self._cancel_compiling((job.tenant, request.session_id), "a newer opening of the session came")
             self._compiling[job.tenant, request.session_id] = job
             return None
         if isinstance(found, InvalidFieldError):

@@ -62,6 +62,9 @@ def load_head(path: Path, backend: TransformersBackend) -> Head | EarlyExit:
         )
     for layout in LAYOUTS:
         if layout.is_of(directory):
-            return layout.read(directory, backend)
+            try:
+                return layout.read(directory, backend)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:  # a field of another type
+                raise directory.error(f"config.json is not a usable configuration: {error}") from error
     known = ", ".join(layout.name for layout in LAYOUTS)
     raise directory.error(f"it is of no layout that is read: {known}, or Hydra as trained here")

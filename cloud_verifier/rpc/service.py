@@ -237,6 +237,10 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
     async def Close(self, request: pb.CloseRequest, context: Any) -> pb.CloseResponse:
         """Closes a session."""
         reply = await self._answer(codec.decode_close, request, context)
+        if (
+            isinstance(reply, RoundError) and reply.code is RoundErrorCode.INVALID
+        ):  # its answer has no place for one
+            raise InvalidFieldError(reply.field, reply.message)
         assert not isinstance(reply, RoundError), reply
         return codec.encode_closed(reply)  # type: ignore[arg-type]
 

@@ -23,6 +23,7 @@ from outrider.cloud_verifier.config import (
 from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
 from outrider.common.config.arguments import VerbParser
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
+from outrider.common.config.units import parse_size
 from outrider.common.errors import ModelError, OutriderError, UsageError
 from outrider.common.printable import one_line
 from outrider.common.process.extras import needs_extra
@@ -99,6 +100,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     from outrider.cloud_verifier.server.server import run_until_signalled
 
     kv_bytes = parse_kv_memory(config.kv_memory)
+    parse_size(config.draft_kv_memory, "--draft-kv-memory")
     check_device_name(config.device)
     parse_methods(config.methods)
     # It checks addresses and credentials: all of these before the weights are loaded.

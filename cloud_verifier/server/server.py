@@ -174,14 +174,15 @@ async def serve_until_signalled(
 
     A second signal ends the grace at once.
     """
+    loop = asyncio.get_running_loop()
     await entrance.open()
+    loop.add_signal_handler(signal.SIGHUP, entrance.security.reload, True)  # the target may take minutes
     try:
         server = await _on_a_thread(load)
     except BaseException:
         await entrance.close()
         raise
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    loop = asyncio.get_running_loop()
     first, second = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:

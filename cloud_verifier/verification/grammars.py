@@ -108,5 +108,8 @@ class GrammarStore:
 
 
 def _be_nice() -> None:
-    """Has this thread give way to those of the engine; Linux has a niceness for each."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILING_NICENESS)
+    """Has this thread give way to those of the engine; Linux has a niceness for each, and a sandbox may refuse it."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), COMPILING_NICENESS)
+    except OSError as error:
+        log.warning("grammars are compiled with the priority of everything else: %s", error)

@@ -5,6 +5,7 @@ One line of JSON in, one out. A grammar that needs more memory than allowed ends
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -27,7 +28,8 @@ def main(tokenizer: str, num_tokens: str, *eos_token_ids: str) -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, used + MAX_BYTES))
     print("ready", flush=True)
-    os.nice(COMPILING_NICENESS)  # from here: on a busy machine its start alone would take minutes
+    with contextlib.suppress(OSError):  # a sandbox may refuse it
+        os.nice(COMPILING_NICENESS)  # not before: on a busy machine its start alone would take minutes
     for line in sys.stdin:
         said = json.loads(line)
         signal.alarm(MAX_S)  # ends this process where nobody is left to do so

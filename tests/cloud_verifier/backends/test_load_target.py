@@ -72,6 +72,13 @@ def test_end_of_text_ids_come_from_the_generation_config_first(llama: Path) -> N
     assert load_target(llama).eos_token_ids == (5,)
 
 
+@pytest.mark.parametrize("value", [-1, 1 << 20, "</s>", [0, None], True])
+def test_what_is_no_end_of_text_id_is_refused(llama: Path, value: object) -> None:
+    (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": value}))
+    with pytest.raises(ModelError, match=r"eos_token_id is .*want ids below the vocabulary's"):
+        load_target(llama)
+
+
 def test_another_weight_gives_another_fingerprint(llama: Path, tmp_path: Path) -> None:
     other = make_tiny_target(tmp_path / "other", "llama", seed=1)
     assert load_target(llama).fingerprint != load_target(other).fingerprint
@@ -149,6 +156,60 @@ def test_a_broken_config_is_a_model_error(llama: Path) -> None:
         load_target(llama)
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"model_type": ["llama"]}, "names no model_type"),
+        ({"num_hidden_layers": "many"}, "is not a usable configuration"),
+        ({"rope_scaling": "linear"}, "is not a usable configuration"),
+        ({"rope_scaling": {"type": "linear"}}, "rotary embedding linear has no factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "numbers must be positive"),
+        ({"rope_scaling": LLAMA3}, "rotary embedding llama3 has no low_freq_factor"),
+        (
+            {"rope_scaling": {**LLAMA3, "low_freq_factor": 4, "high_freq_factor": 4}},
+            "low_freq_factor is not below high_freq_factor",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2, "rope_theta": "large"}},
+            "could not convert string",
+        ),
+    ],
+)
+def test_an_unusable_config_is_a_model_error(llama: Path, fields: dict[str, Any], reason: str) -> None:
+    edit_config(llama, **fields)
+    with pytest.raises(ModelError, match=reason):
+        load_target(llama)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_hidden_layers": "many"},
+        {"num_hidden_layers": 0},
+        {"sliding_window": "wide"},
+        {"rope_parameters": 3},
+    ],
+)
+def test_so_is_one_that_transformers_cannot_use(llama: Path, fields: dict[str, Any]) -> None:
+    edit_config(llama, **fields)
+    with pytest.raises(ModelError, match="is not a usable configuration"):
+        load_target(llama, decoder="transformers")
+
+
+def test_windows_that_are_not_all_given_are_those_of_transformers(tmp_path: Path) -> None:
+    given = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 1}
+    directory = make_tiny_target(tmp_path / "model", "qwen2", **given)
+    path = directory / "config.json"
+    kept = {
+        k: v for k, v in json.loads(path.read_text()).items() if k not in ("max_window_layers", "layer_types")
+    }
+    path.write_text(json.dumps(kept))
+    assert load_target(directory).facts.windows == (None, None, None), "from the 28th layer on"
+
+
 def test_wrong_device_and_dtype_are_named(llama: Path) -> None:
     with pytest.raises(ModelError, match="device 'tpu' is not cpu, cuda or cuda:N"):
         load_target(llama, device="tpu")
@@ -167,7 +228,6 @@ def test_wrong_device_and_dtype_are_named(llama: Path) -> None:
             {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 2},
             (None, None, 64),
         ),
-        ("llama", {"window_size": 64}, (64, 64, 64)),  # another name of it
         ("gemma3_text", {"sliding_window": 32, "head_dim": 32, "layer_types": GEMMA_LAYERS}, (32, 32, None)),
     ],
 )
@@ -187,12 +247,16 @@ def test_a_model_that_attends_over_another_window_than_its_configuration_says_is
         load_target(directory, decoder="transformers")
 
 
-def test_a_window_in_the_configuration_that_the_model_does_not_follow_is_refused(tmp_path: Path) -> None:
-    directory = make_tiny_target(tmp_path / "model", "llama", window_size=64)
+@pytest.mark.parametrize("decoder", ["auto", "transformers"])
+@pytest.mark.parametrize("field", ["sliding_window", "window_size"])
+def test_a_window_in_the_configuration_that_the_model_does_not_follow_is_refused(
+    tmp_path: Path, field: str, decoder: str
+) -> None:
+    directory = make_tiny_target(tmp_path / "model", "llama", **{field: 64})
     with pytest.raises(
         ModelError, match=r"windows of \[None, None, None\] tokens, its configuration says \[64"
     ):
-        load_target(directory, decoder="transformers")
+        load_target(directory, decoder=decoder)
 
 
 @pytest.mark.parametrize(

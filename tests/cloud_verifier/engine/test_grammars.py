@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from support.fakes import FakeBackend
@@ -95,6 +98,23 @@ def test_without_llguidance_a_grammar_is_refused_by_name_and_other_sessions_are_
     harness.open(2)
 
 
+def test_a_sandbox_that_refuses_priorities_does_not_keep_grammars_from_being_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("setpriority")
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    of_process = "import os\n\ndef refuse(_):\n    raise PermissionError\n\nos.nice = refuse\n"
+    (tmp_path / "sitecustomize.py").write_text(of_process)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    ready = threading.Event()
+    with contextlib.closing(GrammarStore(CheckedCompiler(TOKENIZER, NUM_TOKENS, (EOS,)))) as store:
+        assert store.get("default", raw("ab"), b"", ready.set) is None
+        assert ready.wait(60)
+        assert isinstance(store.get("default", raw("ab"), b"", ready.set), Grammar)
+
+
 def test_an_opening_waits_for_its_grammar_and_nobody_else_does() -> None:
     pool = Later()
     harness = Harness(grammars=tiny_store(pool))
@@ -130,6 +150,33 @@ def test_an_opening_that_nobody_waits_for_any_more_opens_nothing(what: str) -> N
     harness.settle()
     assert [each.code for each in replies if isinstance(each, RoundError)] == [RoundErrorCode.CANCELLED]
     assert len(harness.engine.sessions) == len(newer) == (what == "newer")
+
+
+def test_an_older_opening_that_waits_for_its_grammar_never_replaces_a_newer_one_without() -> None:
+    pool = Later()
+    harness = Harness(grammars=tiny_store(pool))
+    request = opening(LIST)
+    older = harness.submit(request.session_id, request)
+    harness.settle()
+    harness.open(1, (8, 9), round_id=1)
+    pool.run()
+    harness.settle()
+    assert [each.code for each in older if isinstance(each, RoundError)] == [RoundErrorCode.CANCELLED]
+    assert [each.prompt_ids for each in harness.engine.sessions] == [(8, 9)]
+
+
+def test_an_opening_whose_session_is_busy_when_its_grammar_is_ready_is_answered_after() -> None:
+    pool = Later()
+    harness = Harness(grammars=tiny_store(pool))
+    session_id, opened = harness.open(1)
+    again = harness.submit(session_id, replace(opening(LIST), round_id=1))
+    harness.settle()
+    generation = harness.submit(session_id, GenerateRequest(2, opened.position, opened.hash, 50))
+    harness.engine.step()
+    pool.run()
+    harness.settle()
+    assert [type(each) for each in again] == [Opened]
+    assert isinstance(generation[-1], GeneratedTokens) and generation[-1].is_last
 
 
 def test_masks_that_take_too_long_end_their_own_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:

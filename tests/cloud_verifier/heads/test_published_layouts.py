@@ -265,6 +265,16 @@ DAMAGED: dict[str, tuple[Make, Callable[[Path], object], str]] = {
         lambda d: change_config(d, eagle_config={"use_aux_hidden_state": False}),
         "use_aux_hidden_state is false",
     ),
+    "a rotary embedding that is none": (
+        PUBLISHED["SpecForge"],
+        lambda d: change_config(d, rope_scaling="linear"),
+        "config.json is not a usable configuration",
+    ),
+    "options that are none": (
+        PUBLISHED["SpecForge"],
+        lambda d: change_config(d, eagle_config="usual"),
+        "config.json is not a usable configuration",
+    ),
     "another speculator": (
         PUBLISHED["speculators"],
         lambda d: change_config(d, speculators_model_type="dflash"),

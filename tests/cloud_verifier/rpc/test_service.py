@@ -204,6 +204,12 @@ def test_a_malformed_session_header_is_an_invalid_argument(
     assert "x-session-id" in raised.value.details()
 
 
+def test_a_malformed_session_id_is_an_invalid_argument_of_close(stub: outrider_pb2_grpc.VerifierStub) -> None:
+    with pytest.raises(grpc.RpcError, match="session_id") as raised:
+        stub.Close(pb.CloseRequest(session_id=b"x" * 17))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("tenant", ["", "a b", "x" * 65, "a/b"])
 def test_a_malformed_tenant_is_an_invalid_argument(stub: outrider_pb2_grpc.VerifierStub, tenant: str) -> None:
     with pytest.raises(grpc.RpcError) as raised:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 
 import grpc
@@ -52,6 +54,8 @@ def test_until_the_target_is_loaded_health_says_no_and_calls_are_told_why() -> N
             assert await health_of(channel) == "NOT_SERVING"
             await refused(stub.Describe(pb.DescribeRequest()))
             await refused(stub.Session(iter([pb.SessionRequest()])).read())
+            os.kill(os.getpid(), signal.SIGHUP)  # a reload, which must not end what is loading
+            assert await health_of(channel) == "NOT_SERVING"
             assert not order
             may_load.set()
             while "ready" not in order and not serving.done():

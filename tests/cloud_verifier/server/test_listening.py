@@ -21,8 +21,14 @@ from outrider.cloud_verifier.security.token_file import change_tokens
 from outrider.cloud_verifier.security.tokens import new_token
 from outrider.cloud_verifier.server.addresses import check_addresses
 from outrider.cloud_verifier.server.cli import main
+from outrider.cloud_verifier.server.entrance import server_options
+from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.cloud_verifier.server.server import VerifierServer
+from outrider.common import codec
+from outrider.common.config.fields import leaves
+from outrider.common.config.loader import with_values
 from outrider.common.errors import UsageError
+from outrider.common.types import Draining
 
 BEYOND = ["0.0.0.0:7077", "[::]:7077", "10.0.0.1:7077", "verifier.example:7077", "[fe80::1]:1"]
 LOOPBACK = ["127.0.0.1:7077", "127.1.2.3:7077", "localhost:7077", "[::1]:7077"]
@@ -81,6 +87,15 @@ def test_flags_that_lack_another_are_named(settings: dict[str, Path], words: str
         (["--admin-listen", "0.0.0.0:0"], "lacks encryption"),
         (["--tokens", "nowhere"], "--tokens nowhere: there is no such file; make one with"),
         (["--tls-cert", "nowhere", "--tls-key", "nowhere"], "--tls-cert nowhere: cannot read it"),
+        (
+            ["--session-idle-ttl-s", "5000000"],
+            "--session-idle-ttl-s): is '5000000'; expected a number, at least 0.1 and at most 4e+06",
+        ),
+        (["--drain-grace-s", "inf"], "--drain-grace-s): is 'inf'; expected a number, at least 0 and at most"),
+        (
+            ["--max-message-bytes", "3000000000"],
+            "--max-message-bytes): is '3000000000'; expected an integer, at least 1024 and at most",
+        ),
     ],
 )
 def test_the_command_refuses_before_it_loads_a_model(
@@ -88,6 +103,17 @@ def test_the_command_refuses_before_it_loads_a_model(
 ) -> None:
     assert main(["serve", "--target", str(tmp_path), *flags]) == 2
     assert words in capsys.readouterr().err
+
+
+def test_what_the_largest_values_allow_fits_the_wire() -> None:
+    largest = {leaf.key: leaf.option.maximum for leaf in leaves(ServeConfig) if leaf.option.maximum}
+    assert {"session_idle_ttl_s", "drain_grace_s", "max_sessions", "max_message_bytes"} <= largest.keys()
+    config = with_values(ServeConfig(), **{key: int(value) for key, value in largest.items()})
+    model = make_model_info(FakeBackend(), config, has_grammars=True)
+    described = codec.decode_model_info(codec.encode_model_info(model))
+    assert described.limits == model.limits
+    codec.encode_response(Draining(int(config.drain_grace_s * 1000), "shutting down"), None)
+    assert max(value for _, value in server_options(config.max_message_bytes)) < 2**31, "an int of gRPC's"
 
 
 # ---------------------------------------------------------------------- the admin port beyond loopback
