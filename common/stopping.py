@@ -46,8 +46,8 @@ class TextStopper:
     """Watches one generation token by token; the text depends on the tokens alone, not on their grouping.
 
     `decode(token_id)` returns the text that became final with this token: "" while a character is partial.
-    Ids that stop, and end-of-text ids that are ignored, are never decoded and show nothing. Text that could
-    still become a stop string is held back; of several stop strings the one completed first wins, and of
+    Ids that stop are never decoded and show nothing, nor do end-of-text ids that are ignored unless special
+    tokens are shown. Text that could still become a stop string is held back; of several stop strings the one completed first wins, and of
     those completed by one character the longest. The step that ends generation releases what was held.
     """
 
@@ -55,7 +55,7 @@ class TextStopper:
         assert "" not in stop.stop_strings, "an empty stop string"
         eos = frozenset(eos_token_ids)
         self._stop_ids = stop_ids(stop, eos)
-        self._silent_ids = self._stop_ids | eos
+        self._silent_ids = self._stop_ids if stop.shows_special_tokens else self._stop_ids | eos
         self._stop_strings = stop.stop_strings
         self._longest = max(map(len, stop.stop_strings), default=0)
         self._num_left = stop.max_new_tokens

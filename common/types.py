@@ -150,6 +150,7 @@ class StopParams:
     stop_token_ids: TokenIds = ()
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
+    shows_special_tokens: bool = False  # never sent, as stop strings
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ def use(changes: Changes) -> None:
 
 def play(changes: Changes, cases: Sequence[Case], edge: Mapping[str, Any] = DEFAULT) -> list[float]:
     """Returns the seconds a token of each case, played in processes whose constants are changed."""
-    with fresh_processes(initializer=use, initargs=(changes,)) as pool:
+    with fresh_processes(use, changes) as pool:
         return list(pool.map(_play_one, cases, itertools.repeat(edge), chunksize=4))
 
 

@@ -18,6 +18,7 @@ from benchmarks.library.texts import take_turns
 from benchmarks.results_file import Found
 from benchmarks.timing import median_ratio
 from outrider import SpeculativeConfig, SpeculativeDecoder
+from outrider.experiments.shared.leash import end_with_parent
 from outrider.experiments.shared.processes import running_verifier
 from outrider.experiments.shared.results import Measure, at_least, judged
 from outrider.models import EMBEDDED
@@ -28,8 +29,13 @@ Timed = tuple[list[int], float]  # a text and its seconds
 
 def run() -> Found:
     """Returns the measures, made by a process in a session of its own."""
-    with get_context("spawn").Pool(1, initializer=os.setsid) as pool:
+    with get_context("spawn").Pool(1, initializer=_begin) as pool:
         return pool.apply(measure)
+
+
+def _begin() -> None:
+    os.setsid()
+    end_with_parent()
 
 
 def measure() -> Found:

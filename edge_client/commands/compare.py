@@ -17,7 +17,7 @@ from outrider.common.errors import UsageError
 from outrider.common.process.progress import show_progress
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.drafting.registry import MODEL, STRATEGIES
+from outrider.edge_client.drafting.registry import MODEL, RETRIEVAL, STRATEGIES
 
 if TYPE_CHECKING:
     from outrider.edge_client.planning.compare import ComparedDraft, Comparison
@@ -125,6 +125,9 @@ def _candidates(names: Sequence[str], config: RunConfig) -> dict[str, RunConfig]
             known = ", ".join(each for each in STRATEGIES if each != MODEL)
             raise UsageError(f"{name} is no directory, and no strategy ({known})")
         found[name] = with_values(replace(config, mode=ExecutionMode.SPECULATIVE), **values)
+    is_read = any(RETRIEVAL in each.draft.strategy.split("+") for each in found.values())
+    if config.draft.datastore is not None and not is_read:
+        raise UsageError(f"--datastore goes with a draft that has {RETRIEVAL} in it: none is compared")
     return found
 
 

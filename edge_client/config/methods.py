@@ -48,14 +48,16 @@ def check_draft_paths(config: RunConfig, has_draft: bool) -> None:
     """Raises `UsageError` naming the first file or directory that the draft would not use, or that no draft would where
     none is loaded. Where one configuration is for several strategies this is not asked."""
     draft = config.draft
-    if draft.learn is not None and not has_draft:
-        raise UsageError(
-            f"--learn needs a draft, and mode {config.mode} loads none: --mode speculative and auto do"
-        )
-    for flag, path, readers in (
+    of_readers = (
         ("--suffix-store", draft.suffix_store, (SUFFIX, STAGED)),
         ("--datastore", draft.datastore, (RETRIEVAL,)),
-    ):
+    )
+    for flag, path in (("--learn", draft.learn), *((flag, path) for flag, path, _ in of_readers)):
+        if path is not None and not has_draft:
+            raise UsageError(
+                f"{flag} needs a draft, and mode {config.mode} loads none: --mode speculative and auto do"
+            )
+    for flag, path, readers in of_readers:
         if path is not None and not set(readers) & set(draft.strategy.split("+")):
             wanted = " or ".join(readers)
             raise UsageError(

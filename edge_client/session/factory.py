@@ -151,7 +151,11 @@ class Edge:
             assert self.grammars is not None, "an edge with a tokenizer compiles grammars"
             sampling = replace(sampling, grammar=self.grammars.compile(grammar))
         stop = StopParams(
-            config.max_new_tokens, config.stop.token_ids, config.stop.strings, config.stop.ignore_eos
+            config.max_new_tokens,
+            config.stop.token_ids,
+            config.stop.strings,
+            config.stop.ignore_eos,
+            config.stop.show_special_tokens,
         )
         try:
             check_sampling_params(sampling, num_tokens)

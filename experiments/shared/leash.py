@@ -1,4 +1,5 @@
-"""Runs a module as `python -m` does, and ends it with its owner: when standard input does.
+"""Runs a module as `python -m` does, and ends it with its owner: when standard input does. And ends processes of a pool
+with theirs (`end_with_parent`).
 
     python -m outrider.experiments.shared.leash outrider.cloud_verifier serve --listen 127.0.0.1:0
 
@@ -8,6 +9,7 @@ its own, where a terminal's Ctrl-C does not reach it before its owner, and still
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import runpy
 import signal
@@ -24,6 +26,19 @@ def _end_with_owner() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_PATIENCE_S)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end_with_parent() -> None:
+    """Ends this process of `multiprocessing` with the one that started it. For the initializer of a pool, whose
+    processes would else wait for work for ever once their owner was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a process that nothing started by multiprocessing"
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def main() -> None:

@@ -85,6 +85,9 @@ def find_capacity(
     """Returns the largest number found to meet the objective: more edges are taken to be slower, as they
     share verifiers."""
 
+    def played(outcome: SystemFigures | None) -> int | None:
+        return None if outcome is None else outcome.total.num_edges  # each group has one at least
+
     def trial(num_edges: int) -> tuple[SystemFigures, bool]:
         outcome = figures_of(play_parts(system.with_edges(num_edges)))
         is_met = objective.is_met(outcome)
@@ -109,16 +112,15 @@ def find_capacity(
             good, good_outcome = middle, outcome
         else:
             most, bad_outcome = middle, outcome
-    return Capacity(good, good_outcome, most, bad_outcome)
+    return Capacity(played(good_outcome) or 0, good_outcome, played(bad_outcome), bad_outcome)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command."""
     arguments = _parse(argv)
+    _check(arguments)
     if arguments.sweep is not None:
         return _sweep(arguments)
-    if arguments.system is None:
-        raise UsageError("no system given; docs/simulator.md has an example")
     changes = {name: value for name in ("seconds", "seed") if (value := getattr(arguments, name)) is not None}
     system = load_system(arguments.system, **changes)
     if arguments.edges is not None:
@@ -156,6 +158,23 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="DIR", help="write a results folder")
     parser.add_argument("--json", action="store_true", help="figures as JSON; no table, no progress")
     return parser.parse_args(argv)
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Raises `UsageError` naming the first argument that is missing, wrong or would have no effect."""
+    if arguments.sweep is None and arguments.system is None:
+        raise UsageError("no system given; docs/simulator.md has an example")
+    if arguments.edges is not None and arguments.edges < 1:
+        raise UsageError(f"--edges {arguments.edges}: want at least 1")
+    way, without = "--find-capacity", ("edges", "out")
+    if arguments.sweep is not None:
+        way, without = "--sweep", ("system", "seconds", "seed", "edges", "find_capacity", "json")
+    elif not arguments.find_capacity:
+        return
+    for name in without:
+        if (value := getattr(arguments, name)) is not None and value is not False:
+            flag = "SYSTEM.yaml" if name == "system" else f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} has no effect with {way}; leave one of them out")
 
 
 def _find_capacity(system: System, goal: str, is_json: bool) -> int:

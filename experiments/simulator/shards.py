@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 
+from outrider.experiments.shared.leash import end_with_parent
 from outrider.experiments.simulator.config import System
 from outrider.experiments.simulator.run import Part, Played, Progress, play
 
@@ -35,7 +36,7 @@ def play_parts(
         return play(system, on_progress)
     start_s = time.perf_counter()
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(count - 1, mp_context=context) as pool:
+    with ProcessPoolExecutor(count - 1, mp_context=context, initializer=end_with_parent) as pool:
         parts = [Part(number, count) for number in range(count)]
         others = [pool.submit(functools.partial(play, system, part=part)) for part in parts[1:]]
         played = [play(system, on_progress, part=parts[0]), *(other.result() for other in others)]

@@ -55,7 +55,7 @@ def observe(
     error = ""
     times = _Times([], [])
     try:
-        times = _watch(session, clock)
+        _watch(session, clock, times)
     except OutriderError as failure:
         error = str(failure)
     result = session.result
@@ -68,11 +68,11 @@ def token_hash(token_ids: Sequence[int]) -> str:
     return hashlib.blake2b(np.asarray(token_ids, "<u4").tobytes(), digest_size=8).hexdigest()
 
 
-def _watch(session: EdgeSession, clock: Clock) -> _Times:
-    """Counts tokens that a consumer gets at once as one commit: they were timed before the first was
-    given."""
+def _watch(session: EdgeSession, clock: Clock, times: _Times) -> None:
+    """Notes `times`, as far as the session came. Counts tokens that a consumer gets at once as one commit: they were
+    timed before the first was given."""
     stats = session.result.stats
-    times, group_end = _Times([], []), 0
+    group_end = 0
     for event in session.generate():
         now_ns = int(clock.now() * 1e9)
         if isinstance(event, RolledBackEvent):
@@ -82,7 +82,6 @@ def _watch(session: EdgeSession, clock: Clock) -> _Times:
             times.commits_ns.append(stats.token_times_ns[-1])
             now_ns = stats.token_times_ns[-1]
         times.rounds_ns += [now_ns] * (len(stats.rounds) - len(times.rounds_ns))
-    return times
 
 
 def _request_row(
@@ -166,7 +165,8 @@ def _round_rows(errand: Errand, stats: SessionStats, times: _Times) -> list[Roun
 
 
 def _round_row(errand: Errand, index: int, record: RoundRecord, at_ms: float) -> RoundRow:
-    is_stale = record.pipelined_hit is False  # behind a round that fell: nobody waited for its answer
+    # One after a round that fell has its own id, and nobody waited for its answer; one that timed out has none.
+    is_timed_out = not record.is_answered and not record.is_kept and record.round_id == 0
     return RoundRow(
         cell=errand.cell,
         request=errand.request,
@@ -186,7 +186,7 @@ def _round_row(errand: Errand, index: int, record: RoundRecord, at_ms: float) ->
         bytes_up=record.bytes_up,
         bytes_down=record.bytes_down,
         is_answered=record.is_answered,
-        fallback=not record.is_answered and not record.is_kept and not is_stale,
+        fallback=is_timed_out,
         kept=record.is_kept,
         hard_ratio=record.hard_ratio,
         escalated=record.escalated,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import statistics
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -48,6 +51,24 @@ def test_constants_change_in_the_processes_that_play_and_nowhere_else(
     doubtful = {"usual_accepted_tokens": 1.0, "usual_rejected_tokens": 400.0, "usual_share": 0.999}
     assert play(doubtful, [NEAR]) != play({}, [NEAR]) == play({}, [NEAR])
     assert SETTINGS.usual_share == before
+
+
+def test_the_processes_of_a_pool_end_with_their_owner() -> None:
+    owner = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, signal\n"
+            "from benchmarks.controller.pool import fresh_processes\n"
+            "if __name__ == '__main__':\n"
+            "    with fresh_processes() as pool:\n"
+            "        pool.submit(os.getpid).result()\n"
+            "        os.kill(os.getpid(), signal.SIGKILL)\n",
+        ],
+        stdout=subprocess.PIPE,
+    )
+    output, _ = owner.communicate(timeout=60)  # until the last process that holds this pipe has ended
+    assert (owner.returncode, output) == (-signal.SIGKILL, b"")
 
 
 def test_what_is_best_without_a_pair_is_chosen_without_it() -> None:

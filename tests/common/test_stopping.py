@@ -139,6 +139,15 @@ def test_stop_ids_and_ignored_end_of_text_show_nothing():
         stopper.push(1)
 
 
+def test_an_ignored_end_of_text_is_shown_where_special_tokens_are():
+    stop = StopParams(stop_token_ids=(7,), ignore_eos=True, shows_special_tokens=True)
+    stopper = TextStopper(stop, [EOS, 7], lambda i: f"<{i}>")
+    expected = [Step(f"<{EOS}>"), Step("<3>"), Step("", FinishReason.STOP)]
+    assert [stopper.push(i) for i in (EOS, 3, 7)] == expected
+    ending = TextStopper(StopParams(shows_special_tokens=True), [EOS], lambda i: f"<{i}>")
+    assert ending.push(EOS) == Step("", FinishReason.STOP)
+
+
 def test_stop_ids_leave_end_of_text_out_when_it_is_ignored():
     assert stop_ids(StopParams(stop_token_ids=(7,)), [0, 2]) == {0, 2, 7}
     assert stop_ids(StopParams(stop_token_ids=(7,), ignore_eos=True), [0, 2]) == {7}

@@ -25,7 +25,7 @@ from outrider.edge_client.daemon.http.answer import Answer, shown
 from outrider.edge_client.daemon.http.prompt_scores import PromptScores, until_done
 from outrider.edge_client.daemon.http.wire import ClientGone, Wire
 from outrider.edge_client.daemon.openai.choices import Choice, Plan
-from outrider.edge_client.daemon.openai.errors import from_failure
+from outrider.edge_client.daemon.openai.errors import ApiError, from_failure
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.requests import parse_request
 from outrider.edge_client.session.generation import Generation
@@ -66,8 +66,7 @@ class GenerationEndpoint:
         except ClientGone:
             facts |= {"status": _GONE, "reason": "the client left"}
         except Exception as error:
-            grammar_param = entries[0].parsed.constraint_param if entries else None
-            failure = from_failure(error, _SUBJECT[self._kind], grammar_param)
+            failure = _failure(error, _SUBJECT[self._kind], entries[0].parsed if entries else None)
             facts |= failure.facts()
             if failure.code == "internal_error":
                 log.exception("a request failed", extra={"request": request_id})
@@ -148,6 +147,12 @@ class GenerationEndpoint:
             prepared.num_prompt_tokens,
             prepared.num_reused_tokens,
         )
+
+
+def _failure(error: Exception, subject: str, parsed: ParsedRequest | None) -> ApiError:
+    if parsed is None:
+        return from_failure(error, subject)
+    return from_failure(error, subject, parsed.constraint_param, parsed.params)
 
 
 async def _unless_gone(work: Any, wire: Wire) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from outrider.common.errors import (
     IncompatibleError,
@@ -20,6 +22,8 @@ from outrider.common.types import RoundErrorCode
 from outrider.edge_client.config.flags import keys_of_flags, with_keys
 from outrider.edge_client.config.request_settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 from outrider.edge_client.tokenization.chat_template import TemplateRefusedError
+
+_NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass
@@ -78,19 +82,19 @@ def stopping() -> ApiError:
     return ApiError(503, message, "server_error", code="stopping", headers={"Retry-After": "5"})
 
 
-# Where a field of the wire stands in a request.
-_PARAMS = {
-    "stop_strings": "stop",
-    "max_new_tokens": "max_tokens",
-    "bad_words": "outrider.bad_word",
-    "stop_token_ids": "outrider.stop_token_id",
-    **{name: f"outrider.{name}" for name in ("top_k", "min_p", "repetition_penalty", "min_new_tokens")},
-}
+# Settings by the name that their field has on the wire, where it is another.
+_SETTINGS = {"stop_strings": "stop", "bad_words": "bad_word", "stop_token_ids": "stop_token_id"}
 
 
-def from_failure(error: Exception, subject: str = "prompt", grammar_param: str | None = None) -> ApiError:
+def from_failure(
+    error: Exception,
+    subject: str = "prompt",
+    grammar_param: str | None = None,
+    params: Mapping[str, str] = _NO_PARAMS,
+) -> ApiError:
     """Returns the error for a failed generation; `subject` is the field that holds its text, `grammar_param` the one
-    that says what it obeys. An exception that is not ours is a bug, and its message stays in the log."""
+    that says what it obeys, `params` those that gave its settings, by setting. An exception that is not ours is a bug,
+    and its message stays in the log."""
     match error:
         case ApiError():
             return error
@@ -99,13 +103,13 @@ def from_failure(error: Exception, subject: str = "prompt", grammar_param: str |
         case TemplateRefusedError():
             return ApiError(400, str(error), param=subject, code="template_refused")
         case InvalidFieldError():
-            return invalid(_param(error.field), error.reason)
+            return invalid(_param(error.field, params), error.reason)
         case UsageError(__cause__=InvalidFieldError() as cause):
-            return invalid(_param(cause.field), cause.reason)
+            return invalid(_param(cause.field, params), cause.reason)
         case UsageError():
-            return _from_usage(error)
+            return _from_usage(error, params)
         case RoundFailedError():
-            return _from_round(error, subject, grammar_param)
+            return _from_round(error, subject, grammar_param, params)
         case IncompatibleError():
             return ApiError(502, str(error), "server_error", code="models_do_not_fit")
         case RoundTimeoutError():
@@ -120,35 +124,39 @@ def from_failure(error: Exception, subject: str = "prompt", grammar_param: str |
     return ApiError(500, "internal error; the daemon's log says where", "server_error", code="internal_error")
 
 
-def _from_usage(error: UsageError) -> ApiError:
+def _from_usage(error: UsageError, params: Mapping[str, str]) -> ApiError:
     """Returns the error for wrong flags, with flags renamed to fields of the request. Where no request can
     choose the flag, the daemon is misconfigured: 500."""
     names = keys_of_flags(str(error))
     if names and names[0] in OF_OPERATOR:
         return ApiError(500, str(error), "server_error", code="daemon_misconfigured")
-    return ApiError(
-        400, with_keys(str(error)), param=_param_of(names[0]) if names else None, code="invalid_value"
-    )
+    param = _param_of(names[0], params) if names else None
+    return ApiError(400, with_keys(str(error)), param=param, code="invalid_value")
 
 
-def _param_of(setting: str) -> str | None:
+def _param_of(setting: str, params: Mapping[str, str]) -> str | None:
+    """Returns the field that gave a setting, or one that could have."""
+    if setting in params:
+        return params[setting]
     if setting in OF_OPENAI:
-        return _PARAMS.get(setting, setting)
+        return "max_tokens" if setting == "max_new_tokens" else setting
     return f"outrider.{setting}" if setting in OF_REQUESTS else None
 
 
-def _param(field: str) -> str:
+def _param(field: str, params: Mapping[str, str]) -> str:
     name = field.rpartition(".")[2]
-    return _PARAMS.get(name, name)
+    return _param_of(_SETTINGS.get(name, name), params) or name
 
 
-def _from_round(error: RoundFailedError, subject: str, grammar_param: str | None) -> ApiError:
+def _from_round(
+    error: RoundFailedError, subject: str, grammar_param: str | None, params: Mapping[str, str]
+) -> ApiError:
     said, message = error.error, str(error)
     match said.code:
         case RoundErrorCode.INVALID if said.field == "token_ids":  # ids themselves were checked here
             return ApiError(400, f"{subject}: {said.message}", param=subject, code="context_length_exceeded")
         case RoundErrorCode.INVALID | RoundErrorCode.UNIMPLEMENTED:
-            param = grammar_param if said.field == FIELD else _param(said.field) or None
+            param = grammar_param if said.field == FIELD else _param(said.field, params) or None
             is_invalid = said.code is RoundErrorCode.INVALID
             code = "invalid_value" if is_invalid else "unsupported_parameter"
             return ApiError(400, message, param=param, code=code)

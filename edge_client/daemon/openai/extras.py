@@ -28,7 +28,7 @@ def read_extras(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
         elif name in OF_OUTRIDER:
             OF_OUTRIDER[name](parsed, f"outrider.{name}", value)
         elif name in OF_REQUESTS:
-            parsed.changes[name] = _setting(name, value)
+            parsed.changes[name], parsed.params[name] = _setting(name, value), f"outrider.{name}"
         else:
             name = name[: fields.MAX_NAME_CHARS]
             hint = did_you_mean(name, (*OF_REQUESTS, "tokens"))

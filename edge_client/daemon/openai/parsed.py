@@ -39,6 +39,7 @@ class ParsedRequest:
     grammar_param: str = ""  # the field that says what the text obeys
     ignored: list[str] = field(default_factory=list)  # fields that nothing here knows
     changes: dict[str, Any] = field(default_factory=dict)
+    params: dict[str, str] = field(default_factory=dict)  # the fields that gave them, by setting
 
     @property
     def constraint_param(self) -> str | None:

@@ -100,7 +100,7 @@ def _check_whole(parsed: ParsedRequest, given: Mapping[str, object]) -> None:
 
 def _setting(name: str, read: Callable[[str, object], object]) -> _Reader:
     def reader(parsed: ParsedRequest, param: str, value: object) -> None:
-        parsed.changes[name] = read(param, value)
+        parsed.changes[name], parsed.params[name] = read(param, value), param
 
     return reader
 

@@ -180,7 +180,10 @@ def _goodput(seen: Observed, slo: Slo) -> dict[str, Metric]:
     found = {"goodput_share": _metric("goodput_share", of_mean(good), len(good))}
     if wall_s := sum(visit.wall_s for visit in seen.visits):
         tokens = sum(row.num_tokens for row, is_good in zip(seen.requests, good, strict=True) if is_good)
-        found["goodput_tokens_per_s"] = _metric("goodput_tokens_per_s", (tokens / wall_s, None), len(good))
+        # A visit that was interrupted left requests and no time: the share of all tokens, at the pace of whole visits.
+        pace = sum(visit.num_tokens for visit in seen.visits) / wall_s
+        value = pace * tokens / (sum(seen.num_tokens) or 1)
+        found["goodput_tokens_per_s"] = _metric("goodput_tokens_per_s", (value, None), len(good))
     return found
 
 

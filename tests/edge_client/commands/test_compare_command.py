@@ -163,6 +163,7 @@ def test_the_command_compares_a_directory_and_a_strategy(
         (["prompt-lookup", "prompt-lookup"], [], "prompt-lookup is named twice"),
         (["prompt-lookup"], ["--measure-s", "0"], "--measure-s 0.0: want seconds above 0"),
         (["prompt-lookup"], ["--rtt", "30"], "--rtt 30: not a duration"),
+        (["model+suffix"], ["--datastore", "x"], "--datastore goes with a draft that has retrieval in it"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from outrider.common.config.fields import leaves
-from outrider.common.errors import OutriderError, RoundFailedError, UsageError
+from outrider.common.errors import InvalidFieldError, OutriderError, RoundFailedError, UsageError
 from outrider.common.grammar.state import GrammarLimitError
 from outrider.common.types import RoundError, RoundErrorCode
 from outrider.edge_client.config.daemon import SECTION
@@ -467,6 +467,8 @@ def test_errors_that_speak_of_flags_reach_a_client_as_its_own_fields() -> None:
     assert said.param == "outrider.threshold_pass" and said.status == 400
     assert said.message == "threshold_pass goes with method threshold, not with method sparse"
     assert from_failure(UsageError("--max-new-tokens is 0")).param == "max_tokens"
+    given = completion(top_k=3).params
+    assert from_failure(UsageError("--top-k is wrong"), params=given).param == "top_k"
     of_operator = from_failure(UsageError(f"--token-file {Path('x')}: cannot read it"))
     assert (of_operator.status, of_operator.code) == (500, "daemon_misconfigured")
 
@@ -487,3 +489,27 @@ def test_what_a_generation_finds_wrong_has_the_requests_own_words(
     failure = from_failure(error, "prompt", completion(guided_json={}).constraint_param)
     assert (failure.status, failure.param, failure.code) == (400, param, code)
     assert chat(tools=[TOOL]).constraint_param == "tools" and completion().constraint_param is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "wire_field", "param"),
+    [
+        ({"bad_words": ["x"]}, "sampling.bad_words", "bad_words"),
+        ({"outrider": {"bad_word": ["x"]}}, "sampling.bad_words", "outrider.bad_word"),
+        ({"stop_token_ids": [3]}, "stop_token_ids", "stop_token_ids"),
+        ({"outrider": {"stop_token_id": [3]}}, "stop_token_ids", "outrider.stop_token_id"),
+        ({"top_k": 3}, "sampling.top_k", "top_k"),
+        ({"min_tokens": 3}, "sampling.min_new_tokens", "min_tokens"),
+        ({"max_completion_tokens": 3}, "max_new_tokens", "max_completion_tokens"),
+        ({"num_predict": 3}, "max_new_tokens", "num_predict"),
+        ({}, "max_new_tokens", "max_tokens"),
+        ({}, "sampling.top_k", "outrider.top_k"),
+    ],
+)
+def test_an_error_names_the_field_that_the_request_used(
+    fields: dict[str, Any], wire_field: str, param: str
+) -> None:
+    params = completion(**fields).params
+    refused = refusal(RoundErrorCode.INVALID, wire_field)
+    assert from_failure(refused, params=params).param == param
+    assert from_failure(InvalidFieldError(wire_field, "is wrong"), params=params).param == param

@@ -460,8 +460,15 @@ def test_a_file_that_the_strategy_does_not_read_is_refused_by_name(
 
 
 @pytest.mark.parametrize("mode", ["cloud-only", "co-located"])
-def test_learning_is_refused_where_no_draft_is_loaded(mode: str, tmp_path: Path) -> None:
-    config = run_config(learn=tmp_path, mode=mode)
-    with pytest.raises(UsageError, match=f"--learn needs a draft, and mode {mode} loads none"):
+@pytest.mark.parametrize(
+    ("setting", "strategy"),
+    [("learn", "model"), ("suffix_store", "model+suffix"), ("datastore", "model+retrieval")],
+)
+def test_what_a_draft_uses_is_refused_where_none_is_loaded(
+    setting: str, strategy: str, mode: str, tmp_path: Path
+) -> None:
+    config = run_config(mode=mode, draft_strategy=strategy, **{setting: tmp_path})
+    flag = f"--{setting.replace('_', '-')}"
+    with pytest.raises(UsageError, match=f"{flag} needs a draft, and mode {mode} loads none"):
         run(config, "text", None, is_json=True)
     check_draft_paths(config, has_draft=True)  # of a daemon: a request may choose another mode

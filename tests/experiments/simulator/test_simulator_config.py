@@ -93,6 +93,16 @@ def test_capacity_is_the_most_edges_that_meet_the_objective():
     assert objective.is_met(found.outcome) and not objective.is_met(found.missed)
 
 
+def test_the_capacity_found_is_a_number_that_was_played():
+    groups = [edges(name=name, count=count, requests=1, output_tokens=1) for name, count in
+              (("a", 10), ("b", 1), ("c", 1))]  # fmt: skip
+    description = load_system(system(*groups, seconds=2.0))  # begins with three, of which there are none
+    heard = []
+    objective = parse_objective("p95_ttft=1us")
+    found = find_capacity(description, objective, lambda n, outcome, is_met: heard.append(n))
+    assert (found.num_edges, found.too_many, heard) == (0, 4, [4])
+
+
 @pytest.mark.parametrize("text", ["p95=3ms", "p95_commit_gap=3", "max_ttft=1s", ""])
 def test_an_objective_is_a_figure_and_a_limit(text):
     with pytest.raises(UsageError, match=r"--find-capacity|not a duration"):
@@ -111,3 +121,19 @@ def test_the_command_prints_a_table_or_json(tmp_path, capsys):
 def test_the_command_asks_for_a_system():
     with pytest.raises(UsageError, match="no system given"):
         main([])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["x.yaml", "--edges", "0"], "--edges 0: want at least 1"),
+        (["x.yaml", "--find-capacity", "p95_ttft=1s", "--edges", "3"], "--edges has no effect with --find-cap"),
+        (["x.yaml", "--find-capacity", "p95_ttft=1s", "--out", "d"], "--out has no effect with --find-cap"),
+        (["x.yaml", "--sweep", "s.yaml", "--out", "d"], "SYSTEM.yaml has no effect with --sweep"),
+        (["--sweep", "s.yaml", "--out", "d", "--seed", "0"], "--seed has no effect with --sweep"),
+        (["--sweep", "s.yaml", "--out", "d", "--json"], "--json has no effect with --sweep"),
+    ],
+)
+def test_arguments_without_effect_are_refused_by_name(arguments, words):
+    with pytest.raises(UsageError, match=words):
+        main(arguments)

@@ -69,6 +69,12 @@ def test_goodput_counts_the_tokens_of_requests_that_keep_every_limit() -> None:
     assert not meets(slow, Slo(ttft_ms=None, tpot_ms=None, commit_gap_p95_ms=70))
 
 
+def test_goodput_after_a_visit_that_was_interrupted_counts_no_tokens_without_their_time() -> None:
+    whole, cut = make_request(prompt="a"), make_request(prompt="b")  # whose visit has no row
+    found = metrics_of(whole, cut, visits=[make_visit(wall_s=0.5, num_tokens=2)])
+    assert found["goodput_tokens_per_s"] == found["tokens_per_s"] == 2 / 0.5
+
+
 def test_acceptance_is_told_by_position_given_those_before_and_cumulated() -> None:
     rounds = [make_round(4, 4), make_round(4, 1), make_round(4, 0), make_round(2, 2)]
     alphas, a_cum = acceptance_by_position(rounds)
