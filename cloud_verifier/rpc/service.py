@@ -249,16 +249,17 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         try:
             decoded = codec.decode_generate(request, self._engine.model.limits)
         except InvalidFieldError as error:
+            await asyncio.sleep(REJECTION_S)
             reply = codec.encode_generate_response(self._answer_invalid(request, error))
             await context.write(reply.SerializeToString())
             return
         caller = self._caller_of(context)
         session_id = same_session_id(decoded.session_id, session_id_of(context))
         answers = Answers(self._max_unread_bytes)
-        is_over = False
+        is_over = is_rejected = False
 
         def push(reply: SessionResponse) -> None:
-            nonlocal is_over
+            nonlocal is_over, is_rejected
             if is_over or answers.error is not None:
                 return
             self._count(session_id, reply)
@@ -270,6 +271,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 return
             if isinstance(reply, RoundError) or (isinstance(reply, GeneratedTokens) and reply.is_last):
                 is_over = True
+                is_rejected = isinstance(reply, RoundError) and reply.code in _REJECTED
                 answers.end()
 
         post = self._stream_context.mailbox.post
@@ -281,6 +283,8 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             try:
                 with self._may_be_cut_off(answers.cut_off, caller):
                     await answers.write_to(context)
+                if is_rejected:
+                    await asyncio.sleep(REJECTION_S)
             finally:
                 if not is_over:
                     is_over = True
