@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,6 +26,8 @@ from outrider.cloud_verifier.backends.weights import Progress, Weights
 from outrider.cloud_verifier.verification.row_kernels import has_device_kernels
 from outrider.common.config.units import show_size
 from outrider.common.errors import ModelError
+
+log = logging.getLogger(__name__)
 
 DTYPES = ("float32", "bfloat16")
 DECODERS = ("auto", "lean", "cuda", "transformers")
@@ -236,7 +239,7 @@ def _facts(
 
 def _eos_token_ids(directory: Path, config: Any, vocab_size: int) -> tuple[int, ...]:
     """Returns the end-of-text ids: generation_config.json's first, for chat models list several there. Raises
-    `ModelError` for what is no id of the model."""
+    `ModelError` for what is no number."""
     value = None
     with contextlib.suppress(OSError, ValueError, AttributeError):
         text = (directory / "generation_config.json").read_text(encoding="utf-8")
@@ -246,11 +249,12 @@ def _eos_token_ids(directory: Path, config: Any, vocab_size: int) -> tuple[int, 
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    if not all(type(each) is int and 0 <= each < vocab_size for each in ids):
-        raise ModelError(
-            f"{directory}: eos_token_id is {value!r}; want ids below the vocabulary's {vocab_size}"
-        )
-    return tuple(sorted(set(ids)))
+    if not all(type(each) is int for each in ids):
+        raise ModelError(f"{directory}: eos_token_id is {value!r}; want an id, or a list of them")
+    known = {each for each in ids if 0 <= each < vocab_size}
+    if others := sorted(set(ids) - known):  # as where a small vocabulary kept a family's default
+        log.warning("%s: eos_token_id %s is no id of the model, and left out", directory, others)
+    return tuple(sorted(known))
 
 
 def _num_blocks(facts: TargetFacts, kv_bytes: int, block_size: int) -> int:

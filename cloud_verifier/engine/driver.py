@@ -94,6 +94,8 @@ class EngineDriver:
 
     def _turn(self) -> None:
         self._is_due, self._next = False, None
+        if not self._engine.is_running:  # a job that came after it stopped
+            return
         if wait_s := self._engine.seconds_to_gather:
             self._next = self._loop.call_later(wait_s, self._turn)  # or with the next job
             return

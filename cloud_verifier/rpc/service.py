@@ -40,6 +40,7 @@ from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
 from outrider.common.process.logs import LogLimiter
 from outrider.common.types import (
+    CancelRequest,
     Draining,
     GeneratedTokens,
     Limits,
@@ -82,6 +83,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._streams = StreamRegistry()
         self._callers: dict[CutOff, Caller] = {}  # of all calls that stream answers
         self._open: set[SessionStream] = set()
+        self._generations: set[Callable[[], None]] = set()  # each ends a `Generate` call after its answers
         self.occupancy = Occupancy(call_limits or CallLimits())
         self._limiter = LogLimiter(log)
         self._num_unary = 0
@@ -162,10 +164,13 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 stream.cut_off(IdleError(f"the stream was idle for {idle_s:.0f} s"))
 
     def end_calls(self) -> None:
-        """Takes nothing new. Streams end with `ShuttingDownError` once their requests are answered."""
+        """Takes nothing new. Generations end with what they have, streams with `ShuttingDownError` once their requests
+        are answered."""
         self._is_ending = True
         for stream in self._streams:
             stream.finish(ShuttingDownError("the verifier is shutting down"))
+        for end in self._generations:
+            end()
 
     def end_streams_of(self, token_ids: Collection[str], error: Exception) -> None:
         """Cuts off the streams that came with one of these tokens. Their sessions stay."""
@@ -249,16 +254,17 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         try:
             decoded = codec.decode_generate(request, self._engine.model.limits)
         except InvalidFieldError as error:
+            await asyncio.sleep(REJECTION_S)
             reply = codec.encode_generate_response(self._answer_invalid(request, error))
             await context.write(reply.SerializeToString())
             return
         caller = self._caller_of(context)
         session_id = same_session_id(decoded.session_id, session_id_of(context))
         answers = Answers(self._max_unread_bytes)
-        is_over = False
+        is_over = is_rejected = False
 
         def push(reply: SessionResponse) -> None:
-            nonlocal is_over
+            nonlocal is_over, is_rejected
             if is_over or answers.error is not None:
                 return
             self._count(session_id, reply)
@@ -270,7 +276,11 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 return
             if isinstance(reply, RoundError) or (isinstance(reply, GeneratedTokens) and reply.is_last):
                 is_over = True
+                is_rejected = isinstance(reply, RoundError) and reply.code in _REJECTED
                 answers.end()
+
+        def end() -> None:
+            self._submit_unary(caller.tenant, session_id, CancelRequest(decoded.round_id), answers)
 
         post = self._stream_context.mailbox.post
         with self._unary_call(caller.tenant, decoded) as refusal:
@@ -278,10 +288,14 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 await context.write(codec.encode_generate_response(refusal).SerializeToString())
                 return
             self._submit_unary(caller.tenant, session_id, decoded, answers, lambda reply: post(push, reply))
+            self._generations.add(end)
             try:
                 with self._may_be_cut_off(answers.cut_off, caller):
                     await answers.write_to(context)
+                if is_rejected:
+                    await asyncio.sleep(REJECTION_S)
             finally:
+                self._generations.remove(end)
                 if not is_over:
                     is_over = True
                     self._submit_unary(caller.tenant, session_id, Disconnect(), answers)

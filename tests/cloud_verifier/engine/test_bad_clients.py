@@ -216,3 +216,28 @@ def test_a_drain_tells_and_answers_every_round_in_flight_before_it_ends_the_stre
     assert isinstance(reply, pb.SessionResponse) and reply.verify.verdict.position >= 5
     assert isinstance(unary, pb.VerifyResponse) and unary.verdict.position == 5
     assert code is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_drain_ends_a_unary_generation_with_what_it_has(backend: GatedBackend) -> None:
+    async def last_of_drained() -> pb.GenerateResponse:
+        config = ServeConfig(listen="127.0.0.1:0", admin_listen="none", drain_grace_s=0.0)
+        async with VerifierServer(backend, config) as server:
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+                stub = outrider_pb2_grpc.VerifierStub(channel)
+                opened = (await stub.Open(opening())).opened
+                request = pb.GenerateRequest(
+                    session_id=opening().session_id,
+                    round_id=1,
+                    base_position=opened.position,
+                    base_hash=opened.hash,
+                    max_new_tokens=90_000,
+                )
+                answers = stub.Generate(request)
+                answer = await answers.read()
+                drain = asyncio.create_task(server.drain())
+                while not answer.tokens.is_last:
+                    answer = await answers.read()
+                await drain
+        return answer
+
+    assert asyncio.run(last_of_drained()).tokens.is_last

@@ -77,3 +77,30 @@ def test_a_short_step_is_run_on_the_event_loop_unless_it_waits_for_a_gpu(
         return found
 
     assert asyncio.run(drive()) is is_on_loop
+
+
+@pytest.mark.parametrize("expected_step_s", [0.0, math.inf], ids=["on the loop", "on a thread"])
+def test_an_engine_that_stopped_for_a_bug_computes_nothing_more(
+    expected_step_s: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken(ScriptedEngine):
+        def step(self) -> bool:
+            super().step()
+            raise RuntimeError("a bug")
+
+    async def drive() -> list[str]:
+        engine: Any = Broken(expected_step_s)
+        driver = EngineDriver(engine)
+        driver.start()
+        engine.on_job()
+        while engine.is_running:
+            await asyncio.sleep(0)
+        engine.num_jobs = 1
+        engine.on_job()
+        for _ in range(20):  # turns of the loop, of which a step needs a few
+            await asyncio.sleep(0)
+        await driver.stop()
+        return list(engine.done)
+
+    assert asyncio.run(drive()).count("step") == 1
+    assert caplog.text.count("the engine stopped") == 1

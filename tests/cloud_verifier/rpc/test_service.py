@@ -6,6 +6,7 @@ import gc
 import math
 import os
 import queue
+import time
 from collections import deque
 from collections.abc import Iterator
 
@@ -17,6 +18,7 @@ from support.fakes import FakeBackend, GatedBackend
 from support.processes.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.rpc.stream import REJECTION_S
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
@@ -202,6 +204,17 @@ def test_a_malformed_session_header_is_an_invalid_argument(
         Stream(stub, (("x-session-id", header),)).ask(open=opening())
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "x-session-id" in raised.value.details()
+
+
+@pytest.mark.parametrize(("size", "code"), [(17, "INVALID"), (16, "UNKNOWN_SESSION")])
+def test_a_generation_that_is_rejected_takes_its_client_as_long_as_any_other_call(
+    stub: outrider_pb2_grpc.VerifierStub, size: int, code: str
+) -> None:
+    begin_s = time.monotonic()
+    request = pb.GenerateRequest(session_id=b"x" * size, round_id=1, max_new_tokens=1)
+    (answer,) = stub.Generate(request)
+    assert pb.RoundErrorCode.Name(answer.error.code) == f"ROUND_ERROR_CODE_{code}"
+    assert time.monotonic() - begin_s >= REJECTION_S
 
 
 def test_a_malformed_session_id_is_an_invalid_argument_of_close(stub: outrider_pb2_grpc.VerifierStub) -> None:
