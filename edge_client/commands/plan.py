@@ -164,9 +164,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="take what is not given from this verifier and the configured draft, over the link as it is",
     )
-    parser.add_argument(
-        "--measure-s", type=float, metavar="S", help=f"for so long; default {_MEASURE_S:g}"
-    )
+    parser.add_argument("--measure-s", type=float, metavar="S", help=f"for so long; default {_MEASURE_S:g}")
     parser.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="to measure with; may be repeated"
     )

@@ -97,7 +97,11 @@ def test_text_without_auto_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_an_export_leaves_no_chat_template_of_another_draft(tmp_path: Path) -> None:
-    chatting, plain, out = make_dir(tmp_path / "a", "llama"), make_dir(tmp_path / "b", "llama"), tmp_path / "o"
+    chatting, plain, out = (
+        make_dir(tmp_path / "a", "llama"),
+        make_dir(tmp_path / "b", "llama"),
+        tmp_path / "o",
+    )
     (chatting / "chat_template.jinja").write_text("of a")
     (plain / "tokenizer_config.json").write_text('{"chat_template": "of b"}')
     export_draft(chatting, out)
