@@ -47,8 +47,9 @@ class TextStopper:
 
     `decode(token_id)` returns the text that became final with this token: "" while a character is partial.
     Ids that stop are never decoded and show nothing, nor do end-of-text ids that are ignored unless special
-    tokens are shown. Text that could still become a stop string is held back; of several stop strings the one completed first wins, and of
-    those completed by one character the longest. The step that ends generation releases what was held.
+    tokens are shown. Text that could still become a stop string is held back; of several stop strings the one
+    completed first wins, and of those completed by one character the longest. The step that ends generation
+    releases what was held.
     """
 
     def __init__(self, stop: StopParams, eos_token_ids: Iterable[int], decode: Callable[[int], str]) -> None:

@@ -88,6 +88,8 @@ def _export(namespace: argparse.Namespace) -> None:
         raise UsageError(
             f"--text goes with --precision auto, which compares on it; not with {namespace.precision}"
         )
+    if namespace.text and namespace.mc_dropout:
+        raise UsageError("--text compares precisions, and --mc-dropout needs int4: leave one of them out")
     if namespace.mc_dropout and namespace.precision not in (AUTO, INT4):
         raise UsageError(f"--mc-dropout needs --precision int4, not {namespace.precision}")
     start_s = time.monotonic()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from outrider.common.config.loader import add_flags, with_values
+from outrider.common.config.loader import add_flags, given_flags, with_values
 from outrider.common.config.units import (
     parse_bandwidth,
     parse_duration,
@@ -73,11 +73,20 @@ _SIZES: dict[str, tuple[Callable[[str, str], float], str, str]] = {  # by flag: 
 DEFAULT_BYTES_PER_PARAM = (0.5, 2.0)  # an INT4 draft, a bfloat16 target
 _CONTEXT = 4096  # tokens of a session
 _MEMORY_FLAGS = ("--weights", "--kv", "--gpu-memory", "--target-kv", "--sessions", "--context")
-_OF_MEASURING = {  # destinations by flag
+_OF_MEASURING = {  # destinations by flag, beside settings of a run
     "--json-schema": "json_schema_file",
     "--grammar": "grammar_file",
-    "--regex": "regex",
     "--prompt": "prompt",
+    "--measure-s": "measure_s",
+    "--config": "config",
+}
+_MEASURE_S = 12.0
+_OWNERS = {  # a machine's figures: what is computed with them
+    "--edge-bandwidth": ("--draft-params",),
+    "--edge-flops": ("--draft-params",),
+    "--cloud-bandwidth": ("--target-params", "--draft-params"),
+    "--cloud-flops": ("--target-params", "--draft-params"),
+    "--bytes-per-param": ("--target-params", "--draft-params"),
 }
 _EXAMPLES = {"--t-draft": "10ms", "--t-target": "70ms", "--rtt": "50ms", "--alpha": "0.8"}
 _MEASURING = frozenset(  # settings of a run that a measurement uses
@@ -155,7 +164,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="take what is not given from this verifier and the configured draft, over the link as it is",
     )
-    parser.add_argument("--measure-s", type=float, default=12.0, metavar="S", help="for so long; default 12")
+    parser.add_argument("--measure-s", type=float, metavar="S", help=f"for so long; default {_MEASURE_S:g}")
     parser.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="to measure with; may be repeated"
     )
@@ -188,9 +197,8 @@ def _add_memory_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(namespace: argparse.Namespace) -> int:
     """Prints the plan and returns 0, whether speculation pays or not. Raises `OutriderError`."""
-    for flag, dest in _OF_MEASURING.items():
-        if getattr(namespace, dest, None) and not namespace.measure:
-            raise UsageError(f"{flag} goes with --measure HOST:PORT, which it changes")
+    if not namespace.measure:
+        _check_unmeasured(namespace)
     memory = _memory(namespace)
     if memory is not None and not _asks_for_times(namespace):
         print(
@@ -218,6 +226,14 @@ def main(namespace: argparse.Namespace) -> int:
     if memory is not None:
         print(f"\n{memory_text(memory)}")
     return 0
+
+
+def _check_unmeasured(namespace: argparse.Namespace) -> None:
+    """Raises `UsageError` naming the first flag that only a measurement uses."""
+    given = [flag for flag, dest in _OF_MEASURING.items() if getattr(namespace, dest) not in (None, [])]
+    given += [f"--{key.replace('_', '-')}" for key in given_flags(namespace, RunConfig) if key != "log_level"]
+    if given:
+        raise UsageError(f"{given[0]} goes with --measure HOST:PORT, which it changes")
 
 
 def _memory(namespace: argparse.Namespace) -> MemoryPlan | None:
@@ -300,6 +316,9 @@ def _with_rooflines(given: _Given, namespace: argparse.Namespace) -> _Given:
         for flag, (parse, _, _) in _SIZES.items()
         if (text := getattr(namespace, _dest(flag))) is not None
     }
+    for flag, owners in _OWNERS.items():
+        if getattr(namespace, _dest(flag)) is not None and not sizes.keys() & set(owners):
+            raise UsageError(f"{flag} needs {' or '.join(owners)} too, whose times are computed with it")
     per_param = _bytes_per_param(namespace)
     draft = target = there = None
     if given.draft_token is None:
@@ -393,7 +412,7 @@ def _measure(
     from outrider.edge_client.planning.measure import PROMPTS, measure, parts_from, rarely_measured
     from outrider.edge_client.session.factory import create_edge
 
-    seconds = namespace.measure_s
+    seconds = _MEASURE_S if namespace.measure_s is None else namespace.measure_s
     if not 0 < seconds < math.inf:
         raise UsageError(f"--measure-s {seconds}: want seconds above 0")
     loaded = with_values(load_run_config(namespace).value, **grammar_texts(namespace))

@@ -26,8 +26,10 @@ from outrider.edge_client.drafting.base import (
     ShouldStop,
     TakesGuesses,
 )
+from outrider.edge_client.drafting.copying.model import CopyModel
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
+from outrider.edge_client.drafting.union import UnionModel
 
 
 @runtime_checkable
@@ -110,6 +112,17 @@ class SequencePool:
         with self._lock:
             assert len({id(each) for each in self._idle}) == len(self._idle), "a sequence is idle twice"
             assert sum(each.num_kv_bytes for each in self._idle) <= self._max_bytes, "too much is kept"
+
+
+def create_pool(draft: DraftModel | None, max_bytes: int) -> SequencePool | None:
+    """Returns a pool for the KV of a draft's model; None where it has none, or is a copy, which has no KV."""
+    model = draft.innermost if isinstance(draft, UnionModel) else draft
+    return None if model is None or isinstance(model, CopyModel) else SequencePool(model, max_bytes)
+
+
+def with_lease(draft: DraftModel | None, lease: DraftLease) -> DraftModel:
+    """Returns a draft whose model is the pool's; what copies beside it, and remembers texts, stays."""
+    return draft.with_innermost(lease) if isinstance(draft, UnionModel) else lease
 
 
 class DraftLease:

@@ -11,9 +11,8 @@ from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.base import DraftModel, ServesOwners
-from outrider.edge_client.drafting.pool import DraftLease, SequencePool
+from outrider.edge_client.drafting.pool import DraftLease, create_pool, with_lease
 from outrider.edge_client.drafting.registry import has_draft_files
-from outrider.edge_client.drafting.union import UnionModel
 from outrider.edge_client.session.factory import Edge, OpenDraft, Surroundings, create_edge, draw_seed
 from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.session.usage import make_usage
@@ -52,9 +51,7 @@ class SharedEdge:
 
     def __init__(self, edge: Edge, max_cache_bytes: int) -> None:
         self.edge = edge
-        draft = edge.draft
-        model = draft.innermost if isinstance(draft, UnionModel) else draft  # whose KV is kept
-        self._pool = None if model is None else SequencePool(model, max_cache_bytes)
+        self._pool = create_pool(edge.draft, max_cache_bytes)
 
     @property
     def num_idle(self) -> int:
@@ -105,9 +102,7 @@ class SharedEdge:
         draft = self.edge.draft
         if isinstance(draft, ServesOwners):
             draft = draft.of_owner(owner)
-        if lease is None:
-            return draft
-        return draft.with_innermost(lease) if isinstance(draft, UnionModel) else lease
+        return draft if lease is None else with_lease(draft, lease)
 
     def _lease(self, config: RunConfig) -> DraftLease | None:
         """Returns a draft sequence with the KV of an earlier text. None where drafts decide what is written,

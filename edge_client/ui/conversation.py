@@ -8,7 +8,7 @@ from outrider.common.errors import UsageError
 from outrider.common.types import Method
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
-from outrider.edge_client.drafting.pool import SequencePool
+from outrider.edge_client.drafting.pool import create_pool, with_lease
 from outrider.edge_client.session.factory import Edge, draw_seed
 from outrider.edge_client.session.session import EdgeSession
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, Message
@@ -25,7 +25,7 @@ class Conversation:
         self.seed = 0
         self._edge = edge
         self._template = template
-        self._pool = SequencePool(edge.draft, _POOL_BYTES) if edge.draft is not None else None
+        self._pool = create_pool(edge.draft, _POOL_BYTES)
         self._messages: list[Message] = []
         self._text = ""
         self._system = ""
@@ -74,8 +74,10 @@ class Conversation:
             prompt_ids = tokenizer.encode(self._template.render(asked), is_complete=True)
         else:
             prompt_ids = tokenizer.encode(self._joined(words))
-        lease = self._pool.lease() if self._pool is not None and self._may_reuse else None
-        return self._edge.session(prompt_ids, self.seed, self.config, lease)
+        draft = self._edge.draft
+        if self._pool is not None and self._may_reuse:
+            draft = with_lease(draft, self._pool.lease())
+        return self._edge.session(prompt_ids, self.seed, self.config, draft)
 
     def add(self, words: str, answer: str) -> None:
         """Adds a message and its answer to the conversation."""

@@ -166,7 +166,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UsageError("no system given; docs/simulator.md has an example")
     if arguments.edges is not None and arguments.edges < 1:
         raise UsageError(f"--edges {arguments.edges}: want at least 1")
-    way, without = "--find-capacity", ("edges", "out")
+    way = "--find-capacity"
+    without: tuple[str, ...] = ("edges", "out")
     if arguments.sweep is not None:
         way, without = "--sweep", ("system", "seconds", "seed", "edges", "find_capacity", "json")
     elif not arguments.find_capacity:

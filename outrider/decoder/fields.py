@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from os import PathLike
 from pathlib import Path
 
 from outrider.common.errors import ConfigError
@@ -66,6 +67,7 @@ def refuse(name: str, case: Case, why: str, fix: str = "") -> ConfigError:
 
 
 def _check_types(config: SpeculativeConfig) -> None:
+    _check_path(config.draft_model_path)
     for field in fields(SpeculativeConfig):
         value, default = getattr(config, field.name), field.default
         wanted: type | tuple[type, ...] = (int, float) if isinstance(default, float) else type(default)
@@ -74,6 +76,11 @@ def _check_types(config: SpeculativeConfig) -> None:
         if is_wrong or (is_number and isinstance(value, bool)):
             kind = "text" if isinstance(default, str) else type(default).__name__
             raise ConfigError(f"{field.name} is {value!r}", f"want {kind}")
+
+
+def _check_path(path: object) -> None:
+    if path is not None and not isinstance(path, str | PathLike):
+        raise ConfigError(f"draft_model_path is {path!r}", "want the path of a directory")
 
 
 def _honoured(case: Case) -> str:

@@ -81,7 +81,7 @@ def read_request(
         if (value := getattr(config, name, None)) is not None and value != neutral:
             raise UsageError(f"{name}={value!r}", reason)
     _check_inputs(input_ids, model_kwargs)
-    num_padding = _num_padding(model_kwargs)
+    num_padding = _num_padding(input_ids, model_kwargs)
     length, eos_token_ids, strings = _read_criteria(criteria)
     num_prompt = input_ids.shape[1]
     read = read_processors(processors, num_padding, num_prompt)
@@ -110,10 +110,15 @@ def _check_inputs(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> N
             raise UsageError(f"{name}: the verifier has no use for it", "give input_ids and attention_mask")
 
 
-def _num_padding(model_kwargs: Mapping[str, Any]) -> int:
+def _num_padding(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
     """Returns how many tokens before the prompt the attention mask hides; it may hide no others."""
     num_padding = 0
     if (mask := model_kwargs.get("attention_mask")) is not None:
+        if mask.shape != input_ids.shape:
+            theirs, ours = list(mask.shape), list(input_ids.shape)
+            raise UsageError(
+                f"attention_mask: has shape {theirs}", f"input_ids have {ours}; give one of that"
+            )
         seen = (mask[0] != 0).tolist()
         num_padding = seen.index(True) if True in seen else len(seen)
         if not all(seen[num_padding:]):

@@ -120,6 +120,7 @@ REFUSED: list[tuple[str, object, dict[str, Any], Site, str]] = [
     ("draft_quant_dtype", "int4", {"draft_strategy": "ngram"}, HERE, "with ngram there is no draft model"),
     ("num_speculative_tokens", 0, {}, HERE, "want 1 to 64"),
     ("num_speculative_tokens", 16, {}, HERE, "between 2 and 8"),
+    ("draft_model_path", 5, {}, HERE, "want the path of a directory"),
     ("num_speculative_tokens", "four", {}, HERE, "want int"),
     ("max_speculative_tokens", 1, {}, HERE, "want min_speculative_tokens, 2, to 64"),
     ("min_speculative_tokens", 0, {}, HERE, "want at least 1"),

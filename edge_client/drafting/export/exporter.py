@@ -219,12 +219,14 @@ def _write_spec(out_dir: Path, source: Source, graph: BuiltGraph) -> DraftSpec:
 
 
 def _copy_chat_template(hf_dir: Path, out_dir: Path) -> None:
-    """Copies the chat template for `edge-client chat` and `serve`; it is no part of the draft's
-    fingerprint."""
+    """Copies the chat template for `edge-client chat` and `serve`, in place of that of a draft that was here; it is no
+    part of the draft's fingerprint."""
     for name in (TEMPLATE_FILE, TOOL_TEMPLATE_FILE, CONFIG_FILE):
         if (hf_dir / name).is_file():
             (out_dir / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(hf_dir / name, out_dir / name)
+        else:
+            (out_dir / name).unlink(missing_ok=True)
 
 
 def _report(out_dir: Path, spec: DraftSpec) -> ExportReport:

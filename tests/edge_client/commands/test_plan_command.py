@@ -223,6 +223,12 @@ def test_json_labels_what_is_given_assumed_and_predicted(capsys: pytest.CaptureF
         (["--max-draft-tokens", "0"], "--max-draft-tokens 0: want at least 1"),
         (["--price-per-hour", "-1"], "--price-per-hour -1.0: want a price of at least 0"),
         (["--regex", "a+"], "--regex goes with --measure HOST:PORT"),
+        (["--draft-strategy", "suffix"], "--draft-strategy goes with --measure HOST:PORT"),
+        (["--temperature", "0"], "--temperature goes with --measure HOST:PORT"),
+        (["--measure-s", "3"], "--measure-s goes with --measure HOST:PORT"),
+        (["--edge-flops", "1T"], "--edge-flops needs --draft-params too"),
+        (["--cloud-bandwidth", "2TB/s"], "--cloud-bandwidth needs --target-params or --draft-params too"),
+        (["--bytes-per-param", "1"], "--bytes-per-param needs --target-params or --draft-params too"),
         (["--json-schema", "schema.json"], "--json-schema goes with --measure HOST:PORT"),
     ],
 )

@@ -19,6 +19,7 @@ from outrider.edge_client.drafting.export.exporter import export_draft, read_sou
 from outrider.edge_client.drafting.export.precision import FLOAT32, PRECISIONS
 from outrider.edge_client.drafting.export.quantize import fake_quantize
 from outrider.edge_client.drafting.pytorch.check import check_export
+from outrider.edge_client.tokenization.chat_template import load_chat_template
 
 PASSAGES = np.random.default_rng(2).integers(0, NUM_TOKENS, (3, 40)).tolist()
 
@@ -90,6 +91,25 @@ def test_text_without_auto_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     flags = ["--precision", "int8", "--text", "mine.txt"]
     assert main(["draft", "export", str(tmp_path), str(tmp_path / "out"), *flags]) == UsageError.exit_code
     assert "--text goes with --precision auto" in capsys.readouterr().err
+    flags = ["--mc-dropout", "--text", "mine.txt"]
+    assert main(["draft", "export", str(tmp_path), str(tmp_path / "out"), *flags]) == UsageError.exit_code
+    assert "--text compares precisions, and --mc-dropout needs int4" in capsys.readouterr().err
+
+
+def test_an_export_leaves_no_chat_template_of_another_draft(tmp_path: Path) -> None:
+    chatting, plain, out = (
+        make_dir(tmp_path / "a", "llama"),
+        make_dir(tmp_path / "b", "llama"),
+        tmp_path / "o",
+    )
+    (chatting / "chat_template.jinja").write_text("of a")
+    (plain / "tokenizer_config.json").write_text('{"chat_template": "of b"}')
+    export_draft(chatting, out)
+    template = load_chat_template(out)
+    assert template is not None and template.source == "of a"
+    export_draft(plain, out)
+    template = load_chat_template(out)
+    assert template is not None and template.source == "of b"
 
 
 def test_dropout_takes_int4_and_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

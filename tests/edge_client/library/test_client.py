@@ -6,6 +6,8 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from support.calls import eventually
@@ -18,7 +20,10 @@ from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.config.flags import with_keys
+from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.library.client import Client
+from outrider.edge_client.session.factory import create_edge
+from outrider.edge_client.ui.conversation import Conversation
 
 PROMPT = "class Reader:\n"
 
@@ -233,3 +238,17 @@ def test_lists_are_given_as_python_has_them(client: Client) -> None:
 def test_a_draft_directory_is_a_path(address: str) -> None:
     with outrider.connect(address, draft=EMBEDDED / "draft") as client:
         assert client.model is not None and client.model.methods
+
+
+@pytest.mark.parametrize("strategy", ["suffix", "model+suffix", "staged"])
+def test_texts_are_remembered_by_clients_and_conversations_as_by_run(
+    address: str, strategy: str, tmp_path: Path
+) -> None:
+    asked: dict[str, Any] = {"draft_strategy": strategy, "max_new_tokens": 4}
+    with outrider.connect(address, suffix_store=tmp_path / "client", **asked) as made:
+        made.generate("def main():", seed=1)
+    edge = create_edge(run_config(verifier=address, suffix_store=tmp_path / "chat", **asked))
+    for _ in Conversation(edge, None).begin("def main():").generate():
+        pass
+    edge.close()
+    assert [len([*(tmp_path / name).iterdir()]) for name in ("client", "chat")] == [1, 1]

@@ -280,6 +280,7 @@ def refusals() -> Iterator[tuple[dict[str, Any], str]]:
         "(cache|past_key_values): the verifier",
     )
     yield {"position_ids": torch.tensor([[3, 4]])}, "position_ids"
+    yield {"attention_mask": torch.tensor([[0, 1, 1]])}, r"attention_mask: has shape \[1, 3\]"
     yield {"settings": {"temperature": 0.5}}, "temperature is the generation config's"
     yield {"settings": {"draft_threads": 2}}, "draft_threads has no effect"
     yield {"settings": {"mode": "edge-only"}}, "mode edge-only"

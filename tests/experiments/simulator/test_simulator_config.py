@@ -127,7 +127,10 @@ def test_the_command_asks_for_a_system():
     ("arguments", "words"),
     [
         (["x.yaml", "--edges", "0"], "--edges 0: want at least 1"),
-        (["x.yaml", "--find-capacity", "p95_ttft=1s", "--edges", "3"], "--edges has no effect with --find-cap"),
+        (
+            ["x.yaml", "--find-capacity", "p95_ttft=1s", "--edges", "3"],
+            "--edges has no effect with --find-cap",
+        ),
         (["x.yaml", "--find-capacity", "p95_ttft=1s", "--out", "d"], "--out has no effect with --find-cap"),
         (["x.yaml", "--sweep", "s.yaml", "--out", "d"], "SYSTEM.yaml has no effect with --sweep"),
         (["--sweep", "s.yaml", "--out", "d", "--seed", "0"], "--seed has no effect with --sweep"),

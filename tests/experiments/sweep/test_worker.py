@@ -35,7 +35,9 @@ class FailingSession:
     def result(self) -> SessionResult:
         number = len(self.stats.token_times_ns)
         origins = (Origin.ACCEPTED,) * number
-        return SessionResult("", (7,) * number, origins, (True,) * number, FinishReason.ERROR, None, self.stats)
+        return SessionResult(
+            "", (7,) * number, origins, (True,) * number, FinishReason.ERROR, None, self.stats
+        )
 
     def generate(self) -> Iterator[TokenEvent]:
         records = [RoundRecord(1, 1, 1), RoundRecord(2, 1, is_answered=False), RoundRecord(3, 1, 1)]
