@@ -16,6 +16,7 @@ from concurrent.futures import Executor, Future
 
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.threads import start_pool
+from outrider.common.errors import OutriderError
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +25,10 @@ IDLE_TURN_S = 0.001  # until the next look where a step found nothing it could d
 # A message needs a few turns of the loop from its socket to the engine, and an answer as many back. Where one
 # step follows the other the loop has them in between: what waits in sockets joins the next, or is refused.
 LOOP_TURNS, CROWDED_S = 4, 0.0005
+
+
+class EngineStoppedError(OutriderError):
+    """The engine stopped for a bug of its own; its process ends, for a supervisor to start it again."""
 
 
 class EngineDriver:
@@ -43,6 +48,7 @@ class EngineDriver:
         self._is_due = False  # it comes as soon as the loop gets to it
         self._step: Future[bool] | None = None  # on the thread
         self._last_end_s = 0.0  # of a step that did something
+        self.failed = asyncio.Event()  # the engine stopped for a bug
 
     def start(self) -> None:
         """Steps from now on."""
@@ -125,6 +131,7 @@ class EngineDriver:
             self._plan(step.result() or bool(self._engine.num_arrived))
 
     def _fail(self, error: BaseException) -> None:
-        """Stops for a bug outside of any round: nothing more is computed, and the health port reports it."""
+        """Stops for a bug outside of any round: nothing more is computed, and `failed` tells."""
         self._engine.is_running = False
         log.error("the engine stopped", exc_info=error)
+        self.failed.set()

@@ -9,14 +9,14 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
-from outrider.cloud_verifier.engine.driver import EngineDriver
+from outrider.cloud_verifier.engine.driver import EngineDriver, EngineStoppedError
 from outrider.cloud_verifier.rpc.service import VerifierService
 from outrider.cloud_verifier.rpc.tracing import create_round_tracer
 from outrider.cloud_verifier.security.authenticator import AccessError
@@ -81,6 +81,11 @@ class VerifierServer:
             self.probes = ProbePort(config.probe_listen, self.engine)
         self._watching: asyncio.Task[None]
         self._driver: EngineDriver
+
+    @property
+    def failed(self) -> asyncio.Event:
+        """Returns what is set once the engine stopped for a bug."""
+        return self._driver.failed
 
     @property
     def port(self) -> int:
@@ -172,7 +177,8 @@ async def serve_until_signalled(
 ) -> None:
     """Serves what `load`, called on a thread, returns behind `entrance`, until SIGTERM or SIGINT; drains, stops.
 
-    A second signal ends the grace at once.
+    A second signal ends the grace at once. Raises `EngineStoppedError` where the engine has a bug: calls end, and edges
+    open their sessions again elsewhere or at the next start.
     """
     loop = asyncio.get_running_loop()
     await entrance.open()
@@ -195,14 +201,21 @@ async def serve_until_signalled(
     async with server:
         on_ready(server)
         supervision.ready(f"serving {server.engine.model.model_id} on port {server.port}")
-        await first.wait()
-        supervision.stopping()
-        draining = asyncio.create_task(server.drain())
-        impatient = asyncio.create_task(second.wait())
-        await asyncio.wait((draining, impatient), return_when=asyncio.FIRST_COMPLETED)
-        for task in (draining, impatient):
-            task.cancel()
+        await _first_of(first.wait(), server.failed.wait())
+        if not server.failed.is_set():
+            supervision.stopping()
+            await _first_of(server.drain(), second.wait(), server.failed.wait())
         supervision.close()
+        if server.failed.is_set():
+            raise EngineStoppedError("the engine stopped for a bug; the log above says where")
+
+
+async def _first_of(*waits: Coroutine[Any, Any, object]) -> None:
+    """Waits for one of several, and cancels the others."""
+    tasks = [asyncio.create_task(each) for each in waits]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
+        task.cancel()
 
 
 async def _on_a_thread(load: Callable[[], VerifierServer]) -> VerifierServer:

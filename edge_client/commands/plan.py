@@ -42,6 +42,7 @@ from outrider.edge_client.planning.plan import (
     COMPUTED,
     GIVEN,
     MAX_DRAFT_TOKENS,
+    MOST_DRAFT_TOKENS,
     Known,
     PlanParts,
     complete_parts,
@@ -209,8 +210,8 @@ def main(namespace: argparse.Namespace) -> int:
         return 0
     given = _given(namespace)
     price = namespace.price_per_hour
-    if namespace.max_draft_tokens < 1:
-        raise UsageError(f"--max-draft-tokens {namespace.max_draft_tokens}: want at least 1")
+    if not 1 <= namespace.max_draft_tokens <= MOST_DRAFT_TOKENS:
+        raise UsageError(f"--max-draft-tokens {namespace.max_draft_tokens}: want 1 to {MOST_DRAFT_TOKENS}")
     if price is not None and not 0 <= price < math.inf:
         raise UsageError(f"--price-per-hour {price}: want a price of at least 0")
     parts, labels, more = _measure(namespace, given) if namespace.measure else (_complete(given), (), {})

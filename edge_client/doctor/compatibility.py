@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from outrider.common.config.loader import with_values
-from outrider.common.errors import IncompatibleError, OutriderError
+from outrider.common.errors import IncompatibleError, OutriderError, UsageError
 from outrider.common.types import Method, ModelInfo
+from outrider.edge_client.config.methods import check_draft_paths
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.doctor.finding import Finding, fault, ok, warning
@@ -37,6 +38,10 @@ def _check_settings(config: RunConfig, model: ModelInfo) -> Finding:
         has = ", ".join(model.draft_sources) or "none"
         what = f"mode co-located needs {config.draft_source} in the verifier, and it has {has}"
         return fault("settings", what, todo)
+    try:
+        check_draft_paths(config, config.mode.has_draft)
+    except UsageError as error:
+        return fault("settings", str(error), "leave the flag out, or change what it does not go with")
     return ok("settings", f"mode {config.mode}, method {method}")
 
 

@@ -45,6 +45,7 @@ __all__ = ["MEASURED", "Known"]
 GIVEN, COMPUTED, ASSUMED = "given", "computed", "assumed"
 TREE = "tree"  # among modes: speculative, each round a tree
 MAX_DRAFT_TOKENS = 64  # what a verifier takes in a round unless configured otherwise
+MOST_DRAFT_TOKENS = 1024  # that can be asked for, of an edge or of a plan
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.driver import EngineStoppedError
 from outrider.cloud_verifier.server.entrance import Entrance
 from outrider.cloud_verifier.server.server import VerifierServer, serve_until_signalled
 from outrider.common.errors import ModelError
@@ -75,3 +76,27 @@ def test_a_target_that_does_not_load_ends_the_verifier_with_its_error() -> None:
 
     with pytest.raises(ModelError, match="no such weights"):
         asyncio.run(serve_until_signalled(Entrance(CONFIG), load, lambda server: None))
+
+
+def test_a_verifier_whose_engine_has_a_bug_ends_and_so_do_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step() -> bool:
+        raise RuntimeError("a bug")
+
+    def load() -> VerifierServer:
+        server = VerifierServer(FakeBackend(), CONFIG, entrance=entrance)
+        monkeypatch.setattr(server.engine, "step", step)
+        return server
+
+    async def run() -> None:
+        ready = asyncio.Event()
+        serving = asyncio.create_task(serve_until_signalled(entrance, load, lambda server: ready.set()))
+        await ready.wait()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{entrance.port}") as channel:
+            opening = pb.OpenRequest(session_id=bytes(16), token_ids=[5], num_prompt_tokens=1)
+            with pytest.raises(grpc.aio.AioRpcError):
+                await outrider_pb2_grpc.VerifierStub(channel).Open(opening)
+        with pytest.raises(EngineStoppedError, match="stopped for a bug"):
+            await serving
+
+    entrance = Entrance(CONFIG)
+    asyncio.run(asyncio.wait_for(run(), 60))

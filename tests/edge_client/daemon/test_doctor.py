@@ -119,6 +119,13 @@ def test_a_method_that_is_not_offered(plain: VerifierServer) -> None:
     assert "--methods block" in found["settings"]
 
 
+def test_a_file_that_the_draft_would_not_read(verifier: VerifierServer, tmp_path: Path) -> None:
+    check, told = only(faults(verifier.port, datastore=tmp_path))
+    assert check == "settings" and told.startswith(
+        "--datastore goes with a --draft-strategy that has retrieval"
+    )
+
+
 def test_plaintext_to_a_verifier_that_speaks_tls(secure: VerifierServer) -> None:
     check, text = only(faults(secure.port))
     assert check == "verifier" and "speaks TLS" in text and "--tls-ca" in text
