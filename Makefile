@@ -39,10 +39,10 @@ lock: $(STAMP) ## write constraints.txt from .venv, after make install CONSTRAIN
 demo: $(DEMO_STAMP) ## start a verifier on loopback and decode with the embedded pair, four ways
 	$(PY) -m outrider.experiments.demo $(ARGS)
 
-WORKERS ?= 4
+WORKERS ?= 3
 # A run starts a hundred processes: what the first compiled, the others read.
 test test-slow: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP) ## the tests that CI runs, WORKERS=4 files at a time; 0 for one process
+test: $(STAMP) ## the tests that CI runs, WORKERS=3 files at a time; 0 for one process
 	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10 $(ARGS)
 
 test-slow: $(STAMP) ## the full matrices

@@ -194,16 +194,14 @@ class Outage:
     """Nothing passes from new token `start` on, until `num_tokens` others have come without the verifier."""
 
     def __init__(self, start: int, num_tokens: int = 8) -> None:
-        self._start, self._end = start, start + num_tokens
-        self._index = self._num_replies = 0
+        self._start, self._end, self._index = start, start + num_tokens, 0
         self.faults = Faults(black_hole=self.is_on)
 
     def on_token(self, index: int) -> None:
         self._index = index
-        if index <= self._end:  # a late answer from before the outage is no sign that it is over
-            self._num_replies = self.faults.num_replies
-        if index >= self._start and self.faults.num_replies == self._num_replies:
-            time.sleep(0.06)  # alone, the tiny draft would write all of the text before the link is back
+
+    def on_kept(self) -> None:
+        time.sleep(0.06)  # alone, the tiny draft would write all of the text before the link is back
 
     def is_on(self) -> bool:
         return self._start <= self._index < self._end
@@ -257,6 +255,7 @@ def test_an_outage_is_bridged_by_marked_tokens_and_the_text_is_aligned_again_on_
         transport=transport,
         wrap=lambda link: FaultyLink(link, outage.faults),  # type: ignore[arg-type,return-value]
         on_token=outage.on_token,
+        on_kept=outage.on_kept,
     )
     assert outage.faults.fired["black_hole"] >= 1
     kept = check_bridged(tiny_verifier.address, prompt, sampling, result)

@@ -122,6 +122,7 @@ def test_an_outage_is_bridged_as_the_policy_says_whatever_was_under_way(
         deadline_s=0.2,
         wrap=lambda link: FaultyLink(link, outage.faults),  # type: ignore[arg-type,return-value]
         on_token=outage.on_token,
+        on_kept=outage.on_kept,
         mode=ExecutionMode.AUTO if is_streamed else None,
         window=RoundWindow(None, StreamFirst()) if is_streamed else pipelined_window(),
     )

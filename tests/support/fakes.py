@@ -155,8 +155,8 @@ class FakeBackend:
 class GatedBackend(FakeBackend):
     """Forwards wait while the gate is shut, which one of them may do before it begins."""
 
-    def __init__(self, *, shuts_at: int = 0, **options: int) -> None:
-        super().__init__(**options)
+    def __init__(self, shuts_at: int = 0, max_context: int = 100_000, kv_tokens: int = 300_000) -> None:
+        super().__init__(max_context=max_context, kv_tokens=kv_tokens)
         self.gate = threading.Event()
         self.gate.set()
         self.num_begun, self._shuts_at = 0, shuts_at

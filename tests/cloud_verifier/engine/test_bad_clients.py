@@ -47,7 +47,7 @@ def long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def backend() -> GatedBackend:
-    return GatedBackend(max_context=100_000, kv_tokens=300_000)
+    return GatedBackend()
 
 
 @pytest.fixture

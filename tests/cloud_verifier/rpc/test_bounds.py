@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 import pytest
 from support.calls import eventually, status_of
+from support.fakes import GatedBackend
 from support.processes.server import serving
 from test_service import Stream, opening, round_after
 
@@ -17,7 +18,6 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
-from tests.cloud_verifier.engine.test_bad_clients import GatedBackend
 
 SERVICE = "/outrider.v1.Verifier"
 GARBAGE = b"\xff" * 100

@@ -98,7 +98,7 @@ def test_where_bad_words_leave_a_grammar_nothing_the_text_ends(
 @pytest.mark.parametrize(
     ("fields", "param", "word"),
     [
-        ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "min_new_tokens", "grammar"),
+        ({"response_format": {"type": "json_object"}, "min_tokens": 3}, "min_tokens", "grammar"),
         ({"guided_json": {"type": "strin"}}, "guided_json", "strin"),
         ({"guided_regex": "(ab"}, "guided_regex", "unclosed group"),
         ({"outrider": {"regex": "("}}, "outrider.regex", "unclosed group"),

@@ -13,7 +13,7 @@ from outrider.common.methods import DEFAULT_SUPPORT_SIZE
 from outrider.common.noise.draws import gumbel_row
 from outrider.common.sampling.processors import process_logits
 from outrider.common.sampling.support import certain
-from outrider.common.types import Draft, Method, MethodParams, SamplingParams, StopParams
+from outrider.common.types import Draft, Method, MethodParams, Origin, SamplingParams, StopParams
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.window import RoundWindow
@@ -42,6 +42,7 @@ def decode(
     recover_timeout_s: float = 60.0,
     wrap: Callable[[VerifierLink], VerifierLink] = lambda link: link,
     on_token: Callable[[int], None] = lambda index: None,
+    on_kept: Callable[[], None] = lambda: None,
     is_target_change_allowed: bool = False,
     stop: StopParams | None = None,
     min_draft_s: float = 0.0,
@@ -53,7 +54,7 @@ def decode(
     policy: DepthPolicy | None = None,
 ) -> SessionResult:
     """Without a `mode` speculative with a draft model, cloud-only without one. `on_token(i)` runs after new
-    token i."""
+    token i, `on_kept()` after one that was kept without the verifier."""
     session_id = new_session_id()
     options = SessionOptions(
         mode=mode or (ExecutionMode.SPECULATIVE if draft is not None else ExecutionMode.CLOUD_ONLY),
@@ -87,6 +88,8 @@ def decode(
     for event in session.generate():
         if hasattr(event, "token_id"):
             on_token(event.index)
+            if event.origin in (Origin.FALLBACK, Origin.EDGE_ONLY):
+                on_kept()
     return session.result
 
 

@@ -22,7 +22,6 @@ class Faults:
     black_hole: Callable[[], bool] = lambda: False  # while true nothing passes, either way
     fired: dict[str, int] = field(default_factory=dict)
     num_rounds: int = 0
-    num_replies: int = 0  # that passed
     sent: list[VerifyRequest] = field(default_factory=list)
     to_lose: set[int] = field(default_factory=set)  # round ids, on whichever connection their reply comes
 
@@ -81,7 +80,6 @@ class FaultyConnection:
         if reply is not None and self._faults.black_hole():
             self._faults.count("black_hole")
             return None
-        self._faults.num_replies += reply is not None
         if isinstance(reply, Verdict) and reply.round_id in self._faults.to_lose:
             self._faults.to_lose.remove(reply.round_id)
             self._faults.count("lose_reply")
