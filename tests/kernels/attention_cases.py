@@ -67,6 +67,9 @@ def test_a_wrong_block_is_seen() -> None:
     ("dtype", "rule", "is_fp8"),
     [
         pytest.param(torch.float32, RULES[0], False, marks=pytest.mark.slow),
+        pytest.param(
+            torch.bfloat16, AttentionRule(window=KEYS + 9, softcap=4.0), False, marks=pytest.mark.slow
+        ),
         pytest.param(torch.bfloat16, RULES[0], True, marks=pytest.mark.slow),
         (torch.bfloat16, AttentionRule(window=KEYS + 9, softcap=4.0), True),
     ],
