@@ -25,12 +25,14 @@ from outrider.common.types import (
     RoundErrorCode,
     SamplingParams,
     SessionRequest,
+    TokenIds,
     Verdict,
     VerifyRequest,
 )
 
 DRAFT_TOKENS = 4
 P_WRONG = 0.2  # of each drafted token
+PROMPT_CHOICES = 16  # that a speculative text asks for
 NO_LIMITS = QueueLimits(max_queue_ms=1e9, max_queue_tokens=0)  # a slow machine refuses nothing here
 
 
@@ -43,7 +45,9 @@ class Text:
     sampling: SamplingParams
     num_new: int
     expected: Sequence[int] | None = None
+    num_prompt_choices: int = 0  # asked for
     token_ids: list[int] = field(default_factory=list)
+    prompt_choices: TokenIds = ()
     is_done: bool = False
     _drafted: list[int] = field(default_factory=list)
     _replies: list[Any] = field(default_factory=list)
@@ -59,6 +63,7 @@ class Text:
             self.sampling,
             Method.COUPLED,
             ignore_eos=True,
+            num_prompt_choices=self.num_prompt_choices,
         )
         self._ask(engine, opening)
 
@@ -77,6 +82,7 @@ class Text:
             return
         if isinstance(reply, Opened):
             self.token_ids.append(reply.first_token)
+            self.prompt_choices = reply.prompt_choices
             if self.expected is None:
                 self._ask(engine, GenerateRequest(1, reply.position, reply.hash, self.num_new - 1))
                 return
@@ -121,10 +127,28 @@ def write_texts(
     is_evicted: bool = False,
 ) -> list[list[int]]:
     """Returns the text after each prompt, `num_together` at once: speculative with drafts out of `expected`, by
-    cloud-only where that is None.
+    cloud-only where that is None. Speculative ones ask for the target's choices in their prompts, as edges do.
 
     With `is_evicted` a session's KV is given up after each of its rounds, and computed again for the next.
     """
+    texts = [
+        Text(i.to_bytes(16, "big"), prompt, sampling, num_new)
+        for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
+    ]
+    for text, its_own in zip(texts, expected or (), strict=expected is not None):
+        text.expected, text.num_prompt_choices = its_own, PROMPT_CHOICES
+    write(backend, texts, num_together=num_together, is_evicted=is_evicted)
+    return [text.token_ids[:num_new] for text in texts]
+
+
+def write(
+    backend: TransformersBackend,
+    texts: Sequence[Text],
+    *,
+    num_together: int = 1,
+    is_evicted: bool = False,
+) -> None:
+    """Writes the texts; see `write_texts`."""
     config, num_evicted = ServeConfig(), 0
     engine = Engine(
         backend,
@@ -132,11 +156,7 @@ def write_texts(
         prefill_chunk_tokens=config.prefill_chunk,
         queue_limits=NO_LIMITS,
     )
-    waiting = [
-        Text(i.to_bytes(16, "big"), prompt, sampling, num_new, expected[i] if expected is not None else None)
-        for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
-    ]
-    texts, running = list(waiting), list[Text]()
+    waiting, running = list(texts), list[Text]()
     while waiting or running:
         while waiting and len(running) < num_together:
             running.append(waiting.pop(0))
@@ -146,11 +166,10 @@ def write_texts(
             if session.kv is not None and not session.is_busy:
                 engine.sessions.evict(session)
                 num_evicted += 1
-        for text in running:
-            text.advance(engine)
-        running = [text for text in running if not text.is_done]
+        for each in running:
+            each.advance(engine)
+        running = [each for each in running if not each.is_done]
     while engine.step() or engine.num_jobs:
         pass
     engine.check_integrity()
     assert num_evicted or not is_evicted, "no session was evicted between its rounds"
-    return [text.token_ids[:num_new] for text in texts]

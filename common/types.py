@@ -20,6 +20,8 @@ DRAFT_SOURCE = "draft"  # names a draft model among what may draft
 EARLY_EXIT = "early_exit"  # names drafting by some of the target's own layers
 LOOKAHEAD = "lookahead"  # names lookahead decoding
 
+MAX_PROMPT_CHOICES = 32  # that an opening may ask for
+
 
 class Origin(enum.StrEnum):
     """Names where a committed token came from."""
@@ -322,6 +324,7 @@ class OpenRequest:
     draft_source: str = (
         ""  # what drafts for co-located generation, of `ModelInfo.draft_sources`; empty: the draft
     )
+    num_prompt_choices: int = 0  # wanted in `Opened.prompt_choices`
 
 
 @dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics
@@ -392,6 +395,8 @@ class Opened:
     logprobs: TokenLogprobs | None = None
     step_fixed_ns: int = 0  # a step of n tokens took this and n times `step_token_ns` lately
     step_token_ns: int = 0  # both 0: not known
+    # What the target would have chosen in place of the last of the opening's tokens, with the session's noise.
+    prompt_choices: TokenIds = ()
 
 
 @dataclass(slots=True, unsafe_hash=True)  # not frozen: see RoundMetrics

@@ -3,12 +3,14 @@ pair-bank`), and what the pair's models take on this machine.
 
 python -m benchmarks.controller.record_bank [--only embedded,prose] [--texts 4 --positions 400]
 python -m benchmarks.controller.record_bank --times    # of what was recorded, on this machine
+python -m benchmarks.controller.record_bank --acceptance # with the times that were recorded before
 python -m benchmarks.controller.record_bank --embedded # the embedded pair, without times
 
 The target writes each text alone; then the draft proposes 64 tokens at every position of it, and as many
 count as accepted as agree with the text. That is what `coupled` accepts, whose text is the target's own
 whatever is drafted. Of the first token its runner-up is noted too: whether that is the text's, and the gap
-between the two; of draft models also the place of the text's token among the continuations that trees are made of.
+between the two; in how many of the prompt's last places the draft would have proposed what the target would have
+written there; of draft models also the place of the text's token among the continuations that trees are made of.
 Acceptance is the same on any machine; the times are this one's.
 """
 
@@ -22,11 +24,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.engine_texts import write_texts
+from benchmarks.engine_texts import Text, write
 from outrider.cloud_verifier.backends.base import ForwardItem, TargetBackend
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import UsageError
 from outrider.common.types import SamplingParams, TokenIds
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.registry import create_draft_model
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
@@ -34,6 +38,7 @@ from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
     RECORDED,
     TRACES,
+    TextTrace,
     TraceSet,
     load_traces,
     save_traces,
@@ -53,6 +58,7 @@ FORWARDS = tuple(itertools.product((1, 4), (1, 2, 3, 5, 9)))  # sequences, token
 NUM_BEFORE = 100  # tokens before these
 NUM_SEQUENCES = 4
 LENGTHS = (1, 4, 16)  # drafted tokens
+NUM_IN_PROMPT = SETTINGS.num_prompt_choices  # places of a prompt
 
 ShapeT = TypeVar("ShapeT")
 
@@ -68,13 +74,12 @@ def record(folder: BankFolder, num_texts: int, num_positions: int) -> Iterator[T
     written = {}
     for temperature in TEMPERATURES:
         samplings = samplings_at(temperature, num_texts)
-        new = write_texts(backend, prompts, samplings, num_positions + MAX_DEPTH, num_together=num_texts)
-        written[temperature] = list(zip(prompts, map(tuple, new), samplings, strict=True))
+        written[temperature] = _write(backend, prompts, samplings, num_positions + MAX_DEPTH)
     for draft in folder.target.drafts:
         with create_draft_model(draft.strategy, folder.draft_dir(draft)) as model:
             times = _times(verifier, draft_times(model, prompts[0]))
             for temperature, texts in written.items():
-                traces = tuple(trace_text(model, *text, num_positions) for text in texts)
+                traces = _trace(model, texts, num_positions)
                 yield TraceSet(set_name(folder, draft, temperature), "recorded", traces, times=times)
 
 
@@ -88,10 +93,38 @@ def record_embedded() -> Iterator[TraceSet]:
     with create_draft_model("model", EMBEDDED / "draft") as model:
         for temperature in EMBEDDED_TEMPERATURES:
             samplings = [SamplingParams(temperature=temperature, seed=1)] * len(prompts)
-            new = write_texts(backend, prompts, samplings, num_new, num_together=1)
-            texts = zip(prompts, map(tuple, new), samplings, strict=True)
-            traces = tuple(trace_text(model, *text, EMBEDDED_POSITIONS) for text in texts)
+            texts = _write(backend, prompts, samplings, num_new)
+            traces = _trace(model, texts, EMBEDDED_POSITIONS)
             yield TraceSet(f"embedded T={temperature:g}", "recorded", traces)
+
+
+def _write(
+    backend: TransformersBackend,
+    prompts: Sequence[TokenIds],
+    samplings: Sequence[SamplingParams],
+    num_new: int,
+) -> list[Text]:
+    """Writes one after the other: beside others a prompt comes in chunks, whose last may have fewer places."""
+    texts = [
+        Text(i.to_bytes(16, "big"), prompt, sampling, num_new, num_prompt_choices=NUM_IN_PROMPT)
+        for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
+    ]
+    write(backend, texts)
+    return texts
+
+
+def _trace(model: DraftModel, texts: Sequence[Text], num_positions: int) -> tuple[TextTrace, ...]:
+    return tuple(
+        trace_text(
+            model,
+            tuple(text.prompt),
+            tuple(text.token_ids),
+            text.sampling,
+            num_positions,
+            text.prompt_choices,
+        )
+        for text in texts
+    )
 
 
 def time_again(folder: BankFolder, sets: Sequence[TraceSet]) -> Iterator[TraceSet]:
@@ -201,7 +234,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=TRACES, metavar="DIR", help="a file a target")
     parser.add_argument("--texts", type=int, default=4, metavar="N", help="prompts to write a text after")
     parser.add_argument("--positions", type=int, default=400, metavar="N", help="positions of each text")
-    parser.add_argument("--times", action="store_true", help="measure only the times, of what was recorded")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--times", action="store_true", help="measure only the times, of what was recorded")
+    part.add_argument("--acceptance", action="store_true", help="keep the times that were recorded before")
     parser.add_argument("--embedded", action="store_true", help="the embedded pair alone, without times")
     arguments = parser.parse_args()
     if arguments.embedded:
@@ -210,12 +245,14 @@ def main() -> int:
     for target in chosen(arguments.only):
         sets, path = list[TraceSet](), arguments.out / f"bank-{target.name}.npz"
         folder = BankFolder(arguments.bank, target)
+        known = {each.name: each.times for each in load_traces(path)} if arguments.acceptance else {}
         found = (
             time_again(folder, load_traces(path))
             if arguments.times
             else record(folder, arguments.texts, arguments.positions)
         )
-        for traces in found:
+        for each in found:
+            traces = replace(each, times=known.get(each.name, each.times))
             print(show(traces), flush=True)
             sets.append(traces)
         save_traces(path, sets)

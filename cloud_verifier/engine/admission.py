@@ -18,6 +18,7 @@ from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.verification.grammars import GrammarStore, TooManyGrammarsError
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
 from outrider.common.grammar.vocabulary import FIELD
+from outrider.common.sampling.processors import is_plain
 from outrider.common.tree import Tree, has_path, is_chain, nodes_along, supports_by_row
 from outrider.common.types import (
     CancelRequest,
@@ -113,7 +114,10 @@ class Admission:
             return _refusal(request.round_id, refusal)
         eos_token_ids = () if request.ignore_eos else self._model.eos_token_ids
         stop_ids = frozenset((*eos_token_ids, *request.stop_token_ids))
-        return Work(self._sessions.open(job.tenant, request, stop_ids), job, request)
+        work = Work(self._sessions.open(job.tenant, request, stop_ids), job, request)
+        if is_plain(request.sampling):
+            work.num_prompt_rows = request.num_prompt_choices
+        return work
 
     def _compiled(
         self, job: Job, request: OpenRequest, grammar: Grammar

@@ -124,7 +124,7 @@ class RoundFinisher:
         if staging is not None and works:
             # One work's exception is met again, and belongs to it, where each is processed alone.
             with contextlib.suppress(Exception):
-                rounds = [_make_step_round(work) for work in works]
+                rounds = [each for work in works for each in _make_step_rounds(work)]
                 prepared.staged = stage_rounds(rounds, self._model.num_tokens, staging)
         return prepared
 
@@ -140,18 +140,26 @@ class RoundFinisher:
         except Exception as error:
             if len(works) == 1:
                 return [error]
-            ends = accumulate(work.num_logit_rows for work in works)
-            parts = [logits[end - work.num_logit_rows : end] for work, end in zip(works, ends, strict=True)]
+            ends = accumulate(work.num_rows for work in works)
+            parts = [logits[end - work.num_rows : end] for work, end in zip(works, ends, strict=True)]
             pairs = zip(works, parts, strict=True)
             return [self.process_rows(PreparedRows([work]), part)[0] for work, part in pairs]
 
     def _process(self, prepared: PreparedRows, logits: Logits) -> Sequence[ProcessedRows]:
         eos_token_ids, num_tokens = self._model.eos_token_ids, self._model.num_tokens
+        found: Sequence[ProcessedRows]
+        rows: list[ProcessedRows] = []
         if prepared.staged is not None:
             assert is_on_device(logits), "staging is of a backend whose logits are on a device"
-            return make_staged_rows(logits, prepared.staged, eos_token_ids)
-        rounds = [_make_step_round(work) for work in prepared.works]
-        return self._make_rows(logits, rounds, eos_token_ids, num_tokens)
+            found = make_staged_rows(logits, prepared.staged, eos_token_ids)
+        else:
+            rounds = [each for work in prepared.works for each in _make_step_rounds(work)]
+            found = self._make_rows(logits, rounds, eos_token_ids, num_tokens)
+        of_rounds = iter(found)
+        for work in prepared.works:
+            work.prompt_rows = next(of_rounds) if work.num_prompt_rows else None
+            rows.append(next(of_rounds))
+        return rows
 
     def finish(self, work: Work, rows: ProcessedRows | Exception, batch_size: int) -> bool:
         """Answers `work` from its rows; returns whether its session is free for its next job.
@@ -163,6 +171,9 @@ class RoundFinisher:
         request, session = work.request, work.session
         session.last_round_id = max(session.last_round_id, request.round_id)
         session.was_pipelined = isinstance(request, VerifyRequest) and request.pipelined
+        prompt_choices: TokenIds = ()
+        if work.prompt_rows is not None:
+            prompt_choices = tuple(map(work.prompt_rows.target_sample, range(work.num_prompt_rows)))
         outcome, logprobs = _judge(work, rows)
         if work.wants_choices:
             work.choices = tuple(map(rows.target_sample, range(work.num_logit_rows)))
@@ -210,6 +221,7 @@ class RoundFinisher:
                     logprobs=logprobs[0] if logprobs else None,
                     step_fixed_ns=step_fixed_ns,
                     step_token_ns=step_token_ns,
+                    prompt_choices=prompt_choices,
                 )
                 self._sessions.publish(session)  # now: others open with the same prompt meanwhile
                 work.job.reply(session.opening_reply)
@@ -280,6 +292,17 @@ class RoundFinisher:
         work.draft_tokens, work.draft_probs, work.supports, work.tree = (), (), (), None
         work.known_states = None
         return is_last
+
+
+def _make_step_rounds(work: Work) -> list[StepRound]:
+    """Returns what a work's rows are computed as: those of a prompt's tokens are a round of their own, which nothing
+    is judged by."""
+    own = _make_step_round(work)
+    if not work.num_prompt_rows:
+        return [own]
+    start = own.position - work.num_prompt_rows
+    token_ids = tuple(work.session.chain.token_ids[start : own.position - 1])
+    return [StepRound(own.sampling, start, (), (), token_ids), own]
 
 
 def _make_step_round(work: Work) -> StepRound:

@@ -207,7 +207,9 @@ class SessionManager:
         session = work.session
         if session.kv_length == 0:  # before it is planned: what the prefix cache holds need not be fed
             self.free(session)
-            session.kv = self._backend.new_sequence(session.tenant, session.chain.token_ids)
+            # All but what gives the rows of a prompt's places, which is fed.
+            length = max(0, session.chain.position - work.num_prompt_rows)
+            session.kv = self._backend.new_sequence(session.tenant, session.chain.token_ids[:length])
             num_reused = session.kv.num_reused
             self._observer.on_prefix(num_reused, session.chain.position - num_reused)
         session.running = work.job

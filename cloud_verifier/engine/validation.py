@@ -17,6 +17,7 @@ from outrider.common.tree import check_parents
 from outrider.common.types import (
     DRAFT_SOURCE,
     LOOKAHEAD,
+    MAX_PROMPT_CHOICES,
     GenerateRequest,
     Method,
     ModelInfo,
@@ -59,6 +60,10 @@ def check_open(request: OpenRequest, model: ModelInfo) -> None:
         )
     if request.num_logprobs > MAX_LOGPROBS:
         raise InvalidFieldError("num_logprobs", f"is {request.num_logprobs}; at most {MAX_LOGPROBS} a token")
+    if request.num_prompt_choices > MAX_PROMPT_CHOICES:
+        raise InvalidFieldError(
+            "num_prompt_choices", f"is {request.num_prompt_choices}; at most {MAX_PROMPT_CHOICES}"
+        )
 
 
 def check_verify(request: VerifyRequest, session: Session, model: ModelInfo) -> None:

@@ -10,6 +10,7 @@ from outrider.cloud_verifier.backends.base import ForwardItem, KVSequence
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.session import Session
 from outrider.cloud_verifier.verification.methods.base import Outcome
+from outrider.cloud_verifier.verification.rows import ProcessedRows
 from outrider.common.tree import Tree
 from outrider.common.types import (
     GenerateRequest,
@@ -43,6 +44,9 @@ class Work:
     start_ns: int = 0  # of its first forward
     forward_ns: int = 0
     num_generated: int = 0
+    # Of an opening: rows before the last token's, for `Opened.prompt_choices`; as many as the last forward can give.
+    num_prompt_rows: int = 0
+    prompt_rows: ProcessedRows | None = None  # these, once they are computed
     confirmed: tuple[TokenLogprobs, ...] | None = None  # of a first draft token that was the bonus before it
     draft_tokens: TokenIds = ()  # to verify: without such a first one, and what does not follow it
     draft_probs: tuple[float, ...] = ()  # q of each draft token, or empty
@@ -70,8 +74,13 @@ class Work:
 
     @property
     def num_logit_rows(self) -> int:
-        """Returns how many rows of logits its last forward gives: one after each draft token and the base."""
+        """Returns how many rows of logits its answer needs: one after each draft token and the base."""
         return len(self.draft_tokens) + 1
+
+    @property
+    def num_rows(self) -> int:
+        """Returns how many rows of logits its last forward gives."""
+        return self.num_prompt_rows + self.num_logit_rows
 
     @property
     def num_positions(self) -> int:
@@ -119,6 +128,8 @@ class Work:
 
     def forward_item(self, num_tokens: int, *, is_final: bool) -> ForwardItem:
         """Returns the next `num_tokens` as part of a forward; with `is_final` they are the last ones."""
+        if is_final:
+            self.num_prompt_rows = min(self.num_prompt_rows, num_tokens - self.num_logit_rows)
         kv, known = self.session.kv, self.known_states if is_final else None
         assert kv is not None, "active work has KV"
         if known is not None and (known.kv is not kv or known.length != kv.length):
@@ -126,7 +137,7 @@ class Work:
         return ForwardItem(
             kv,
             self.pending_tokens(num_tokens),
-            self.num_logit_rows if is_final else 0,
+            self.num_rows if is_final else 0,
             self.tree.parents if self.tree and is_final else (),
             None if known is None else known.rows,
         )

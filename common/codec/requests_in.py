@@ -93,6 +93,7 @@ def decode_open(message: pb.OpenRequest, limits: Limits | None = None) -> OpenRe
         is_rebuild=message.origins_resent,
         round_id=message.round_id,
         draft_source=message.draft_source,
+        num_prompt_choices=message.num_prompt_choices,
     )
 
 

@@ -55,6 +55,7 @@ def encode_open(request: OpenRequest) -> pb.OpenRequest:
         origins_resent=request.is_rebuild,
         round_id=request.round_id,
         draft_source=request.draft_source,
+        num_prompt_choices=request.num_prompt_choices,
     )
 
 

@@ -73,6 +73,7 @@ def decode_open_response(message: pb.OpenResponse) -> OpenReply:
                 logprobs=_decode_logprobs(opened.logprobs) if opened.HasField("logprobs") else None,
                 step_fixed_ns=opened.step_fixed_ns,
                 step_token_ns=opened.step_token_ns,
+                prompt_choices=tuple(opened.prompt_choices),
             )
         case "progress":
             return _decode_progress(message.progress)

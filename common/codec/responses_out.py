@@ -87,6 +87,7 @@ def encode_open_response(response: OpenReply) -> pb.OpenResponse:
                 logprobs=_encode_logprobs(response.logprobs) if response.logprobs else None,
                 step_fixed_ns=response.step_fixed_ns,
                 step_token_ns=response.step_token_ns,
+                prompt_choices=response.prompt_choices,
             )
         )
     if isinstance(response, Progress):

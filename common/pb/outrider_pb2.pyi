@@ -270,7 +270,7 @@ class SamplingParams(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., repetition_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., logit_bias: _Optional[_Iterable[_Union[LogitBias, _Mapping]]] = ..., bad_words: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ..., seed: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., grammar: _Optional[_Union[Grammar, _Mapping]] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("session_id", "token_ids", "num_prompt_tokens", "sampling", "method", "method_params", "tokenizer_fingerprint", "target_fingerprint", "ignore_eos", "stop_token_ids", "num_logprobs", "origins_resent", "round_id", "draft_source")
+    __slots__ = ("session_id", "token_ids", "num_prompt_tokens", "sampling", "method", "method_params", "tokenizer_fingerprint", "target_fingerprint", "ignore_eos", "stop_token_ids", "num_logprobs", "origins_resent", "round_id", "draft_source", "num_prompt_choices")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     NUM_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -285,6 +285,7 @@ class OpenRequest(_message.Message):
     ORIGINS_RESENT_FIELD_NUMBER: _ClassVar[int]
     ROUND_ID_FIELD_NUMBER: _ClassVar[int]
     DRAFT_SOURCE_FIELD_NUMBER: _ClassVar[int]
+    NUM_PROMPT_CHOICES_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     num_prompt_tokens: int
@@ -299,7 +300,8 @@ class OpenRequest(_message.Message):
     origins_resent: bool
     round_id: int
     draft_source: str
-    def __init__(self, session_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., method: _Optional[_Union[Method, str]] = ..., method_params: _Optional[_Union[MethodParams, _Mapping]] = ..., tokenizer_fingerprint: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., ignore_eos: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., origins_resent: bool = ..., round_id: _Optional[int] = ..., draft_source: _Optional[str] = ...) -> None: ...
+    num_prompt_choices: int
+    def __init__(self, session_id: _Optional[bytes] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., method: _Optional[_Union[Method, str]] = ..., method_params: _Optional[_Union[MethodParams, _Mapping]] = ..., tokenizer_fingerprint: _Optional[str] = ..., target_fingerprint: _Optional[str] = ..., ignore_eos: bool = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., num_logprobs: _Optional[int] = ..., origins_resent: bool = ..., round_id: _Optional[int] = ..., draft_source: _Optional[str] = ..., num_prompt_choices: _Optional[int] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
     __slots__ = ("opened", "progress", "error")
@@ -312,7 +314,7 @@ class OpenResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., error: _Optional[_Union[RoundError, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("describe", "first_token", "position", "hash", "is_existing", "metrics", "logprobs", "step_fixed_ns", "step_token_ns")
+    __slots__ = ("describe", "first_token", "position", "hash", "is_existing", "metrics", "logprobs", "step_fixed_ns", "step_token_ns", "prompt_choices")
     DESCRIBE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -322,6 +324,7 @@ class Opened(_message.Message):
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     STEP_FIXED_NS_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CHOICES_FIELD_NUMBER: _ClassVar[int]
     describe: DescribeResponse
     first_token: int
     position: int
@@ -331,7 +334,8 @@ class Opened(_message.Message):
     logprobs: TokenLogprobs
     step_fixed_ns: int
     step_token_ns: int
-    def __init__(self, describe: _Optional[_Union[DescribeResponse, _Mapping]] = ..., first_token: _Optional[int] = ..., position: _Optional[int] = ..., hash: _Optional[int] = ..., is_existing: bool = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., step_fixed_ns: _Optional[int] = ..., step_token_ns: _Optional[int] = ...) -> None: ...
+    prompt_choices: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, describe: _Optional[_Union[DescribeResponse, _Mapping]] = ..., first_token: _Optional[int] = ..., position: _Optional[int] = ..., hash: _Optional[int] = ..., is_existing: bool = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., step_fixed_ns: _Optional[int] = ..., step_token_ns: _Optional[int] = ..., prompt_choices: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Support(_message.Message):
     __slots__ = ("token_ids", "weights")

@@ -63,7 +63,9 @@ class AcceptancePosterior:
         """`is_copied`: the draft has no model, see `usual_prior`."""
         self.usual = usual_prior(is_copied)
         self._prior = self.usual
+        self._start = self.usual  # the prior, with what is known of this sequence before any token was judged
         self._weights: list[float] | None = None  # None: nothing was judged
+        self.num_judged = 0  # tokens
 
     @property
     def has_observed(self) -> bool:
@@ -73,19 +75,24 @@ class AcceptancePosterior:
     @property
     def probabilities(self) -> Sequence[float]:
         """Returns the probability of each of `ALPHAS`."""
-        return self._prior if self._weights is None else self._weights
+        return self._start if self._weights is None else self._weights
 
     @property
     def prior_mean(self) -> float:
         """Returns the mean of the rate before any token of this sequence was judged."""
-        return sum(alpha * weight for alpha, weight in zip(ALPHAS, self._prior, strict=True))
+        return sum(alpha * weight for alpha, weight in zip(ALPHAS, self._start, strict=True))
 
     def start_from(self, prior: Sequence[float]) -> None:
         """Replaces the usual prior, before any token of this sequence was judged."""
-        self._prior = tuple(prior)
+        self._prior = self._start = tuple(prior)
+
+    def expect(self, num_accepted: float, num_rejected: float) -> None:
+        """Begins as if so many tokens had been judged. A rate that changes is drawn from the prior as ever."""
+        self._start = tuple(posterior_of(num_accepted, num_rejected, self._start))
 
     def observe(self, num_accepted: int, num_rejected: int) -> None:
         """Adds judged tokens."""
+        self.num_judged += num_accepted + num_rejected
         kept = (1.0 - SETTINGS.change_probability) ** (num_accepted + num_rejected)
         before = [
             kept * each + (1 - kept) * anew

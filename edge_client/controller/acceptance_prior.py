@@ -39,6 +39,7 @@ class _Sequences:
     num: int
     mean: list[float]  # of their posteriors
     calibration: Calibration | None = None  # at the end of the last one
+    num_judged: int = 0  # tokens of all of them
 
 
 class AcceptancePrior:
@@ -58,6 +59,14 @@ class AcceptancePrior:
             if known is None:
                 return list(usual)
             return [(u + known.num * m) / (1 + known.num) for u, m in zip(usual, known.mean, strict=True)]
+
+    def num_judged(self, temperature: float) -> int:
+        """Returns how many tokens of earlier sequences at a similar temperature were judged, by whatever target."""
+        halves = PriorKey.at("", temperature).temperature_halves
+        with self._lock:
+            return sum(
+                each.num_judged for key, each in self._sequences.items() if key.temperature_halves == halves
+            )
 
     def calibration(self, key: PriorKey) -> Calibration | None:
         """Returns how much the draft's confidence was worth in the last sequence, with a share of its weight."""
@@ -79,11 +88,16 @@ class AcceptancePrior:
             self._stream_overhead_s = memory * self._stream_overhead_s + (1 - memory) * seconds
 
     def learn(
-        self, key: PriorKey, posterior: Sequence[float], calibration: Calibration | None = None
+        self,
+        key: PriorKey,
+        posterior: Sequence[float],
+        calibration: Calibration | None = None,
+        num_judged: int = 0,
     ) -> None:
-        """Adds what a sequence ended with, some of whose tokens were judged."""
+        """Adds what a sequence ended with, `num_judged` of whose tokens were judged."""
         with self._lock:
             known = self._sequences.setdefault(key, _Sequences(0, [0.0] * len(posterior)))
+            known.num_judged += num_judged
             known.num = min(known.num + 1, SETTINGS.max_remembered_sequences)
             known.mean = [m + (p - m) / known.num for m, p in zip(known.mean, posterior, strict=True)]
             if calibration is not None and any(calibration.doubts):

@@ -54,6 +54,13 @@ class Conditions:
         self.costs.observe_draft(draft_token_s, 1)
         self.costs.observe_opening(forward_s, step_fixed_s, step_token_s)
 
+    def observe_prompt(self, num_agreed: int, num_different: int) -> None:
+        """Begins the acceptance rate from the prompt, before any token was judged: in so many of its places the draft
+        proposed what the target would have written there, in so many it did not."""
+        weight = SETTINGS.prompt_weight
+        if num_agreed or num_different:
+            self.acceptance.posterior.expect(weight * num_agreed, weight * num_different)
+
     def observe(self, record: RoundRecord) -> None:
         """Adds a round. An unanswered one has no times: only its first token, where that is known, counts."""
         self.acceptance.observe(record)

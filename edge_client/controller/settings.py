@@ -38,6 +38,11 @@ class ControllerSettings:
     copied_accepted_tokens: float = 2.0
     copied_rejected_tokens: float = 2.0
     copied_usual_share: float = 0.8
+    # Of a place in the prompt, beside a judged token's 1: the prompt is not the target's own text. Of five, with seven
+    # drafts of three targets in virtual time (docs/controller.md).
+    prompt_weight: float = 0.75
+    num_prompt_choices: int = 16  # places that are asked for where little is known of a draft:
+    enough_judged_tokens: int = 32  # in earlier texts, from which on the prompt is not asked
     change_probability: float = 0.012  # a judged token, that the rate is another one from here
     max_remembered_sequences: int = 9  # beside the usual prior, whose weight mattered by 0.2 % in a trial
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import RoundFailedError
+from outrider.common.sampling.processors import is_plain
 from outrider.common.sampling.support import choose_candidate
 from outrider.common.types import (
     Candidate,
@@ -24,6 +25,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
 from outrider.edge_client.controller.conditions import Conditions
+from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.tree_policy import TreePolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
@@ -333,6 +335,22 @@ class GenerationState:
                 learner.acceptance.start_from(earlier)
             learner.costs.stream_overhead_s = prior.stream_overhead_s
 
+    @property
+    def num_prompt_choices(self) -> int:
+        """Returns in how many places of the prompt the opening is to compare draft and target: where little is known
+        of the two, and a token depends on its distribution alone."""
+        prior, drafter, sampling = self._acceptance_prior, self.proposer.drafter, self.options.sampling
+        if (
+            self._learner is None
+            or drafter is None
+            or not drafter.can_propose_along
+            or not is_plain(sampling)
+        ):
+            return 0
+        if prior is not None and prior.num_judged(sampling.temperature) >= SETTINGS.enough_judged_tokens:
+            return 0
+        return min(SETTINGS.num_prompt_choices, self.tokens.num_prompt_tokens - 1)
+
     def remember(self) -> None:
         """Keeps the measured acceptance for later generations."""
         prior, learner = self._acceptance_prior, self._learner
@@ -340,7 +358,8 @@ class GenerationState:
             return
         if (posterior := learner.acceptance.posterior).has_observed:
             acceptance = learner.acceptance.calibration
-            prior.learn(self._prior_key(self._model), posterior.probabilities, acceptance)
+            key, probabilities = self._prior_key(self._model), posterior.probabilities
+            prior.learn(key, probabilities, acceptance, posterior.num_judged)
             if (overhead_s := learner.costs.measured_stream_overhead_s) is not None:
                 prior.learn_stream_overhead(overhead_s)
 

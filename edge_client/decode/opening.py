@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from outrider.common.alignment import extend_hash
 from outrider.common.errors import IncompatibleError, RoundFailedError
@@ -40,7 +41,9 @@ def open_session(state: GenerationState) -> list[SessionEvent]:
     request = _make_request(state, is_rebuild)
     start_s = state.clock.now()
     drafter = state.proposer.drafter
-    warm_up = (lambda: drafter.warm_up(request.token_ids)) if drafter and not is_rebuild else None
+    warm_up = None
+    if drafter is not None and not is_rebuild:
+        warm_up = partial(drafter.warm_up, request.token_ids, request.num_prompt_choices)
     timeout_s = None
     if is_rebuild and state.options.on_timeout is not OnTimeout.WAIT:
         timeout_s = max(_FIRST_MESSAGE_S, 2.0 * remote.deadline.seconds)
@@ -67,6 +70,7 @@ def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> N
     if conditions is None or drafter is None:
         return
     metrics, would_be_accepted = opened.metrics, None
+    conditions.observe_prompt(*drafter.agreed_with(opened.prompt_choices))
     if (
         state.options.method is Method.COUPLED
     ):  # with others an accepted token may differ from the target's own
@@ -100,6 +104,7 @@ def _make_request(state: GenerationState, is_rebuild: bool) -> OpenRequest:
         is_rebuild=is_rebuild,
         round_id=state.remote.next_round_id(),
         draft_source=options.draft_source,
+        num_prompt_choices=0 if is_rebuild else state.num_prompt_choices,
     )
 
 

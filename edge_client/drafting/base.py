@@ -137,6 +137,17 @@ class Prepares(Protocol):
 
 
 @runtime_checkable
+class ProposesAlong(Protocol):
+    """Tells of text that is known already what it would have drafted there."""
+
+    def propose_along(self, token_ids: Sequence[int]) -> TokenIds:
+        """Commits `token_ids` and returns the token that `propose(1)` would have brought in the place of each, and
+        after the last. At least one token must be committed before. Only commits and returns nothing where it cannot
+        tell: at the context limit, where each would take a run of its own, and where a token depends on all those
+        before it."""
+
+
+@runtime_checkable
 class UsesValues(Protocol):
     """Drafts chains by the chances of its tokens."""
 

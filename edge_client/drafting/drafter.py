@@ -15,6 +15,7 @@ from outrider.edge_client.drafting.base import (
     KeepsRunnerUps,
     NodeRule,
     Prepares,
+    ProposesAlong,
     ProposesTrees,
     Remembers,
     ShouldStop,
@@ -48,7 +49,7 @@ class Drafter:
         self._min_draft_s = min_draft_s
         self._grammar = None if sampling.grammar is None else state_of(sampling.grammar)
         self._num_prompt_tokens = num_prompt_tokens
-        self._first: TokenIds = ()
+        self._along: TokenIds = ()  # in the place of the prompt's last tokens, and after it
         self._assumed: TokenIds = ()  # what the sequence was told that may yet turn out wrong: its end
 
     def propose(
@@ -191,15 +192,33 @@ class Drafter:
         any more."""
         return self._sequence.position >= self.model.max_context
 
-    def warm_up(self, prompt_ids: Sequence[int]) -> None:
-        """Feeds the prompt while the verifier does the same, and proposes the token after it."""
-        self._sequence.commit(prompt_ids[self._sequence.position :])
-        self._first = self._sequence.propose(1).token_ids
+    @property
+    def can_propose_along(self) -> bool:
+        """Returns whether `warm_up` may propose tokens in the place of the prompt's own."""
+        return isinstance(self._sequence, ProposesAlong)
+
+    def warm_up(self, prompt_ids: Sequence[int], num_along: int = 0) -> None:
+        """Feeds the prompt while the verifier does the same, and proposes the token after it, and, where it can, those
+        in the place of the prompt's last `num_along`, fewer than there are."""
+        sequence, start = self._sequence, len(prompt_ids) - num_along
+        if num_along and isinstance(sequence, ProposesAlong):
+            sequence.commit(prompt_ids[sequence.position : start])
+            self._along = sequence.propose_along(prompt_ids[start:])
+        sequence.commit(prompt_ids[sequence.position :])
+        if not self._along:
+            self._along = tuple(sequence.propose(1).token_ids)
 
     def would_open_with(self, first_token: int) -> bool:
         """Returns whether `warm_up` proposed the token that the verifier's opening brought: an acceptance that
         is known before any round."""
-        return self._first == (first_token,)
+        return self._along[-1:] == (first_token,)
+
+    def agreed_with(self, prompt_choices: Sequence[int]) -> tuple[int, int]:
+        """Returns in how many of the prompt's last places `warm_up` proposed the target's choice, of which there may be
+        fewer, and in how many it proposed another token."""
+        pairs = list(zip(reversed(self._along[:-1]), reversed(prompt_choices), strict=False))
+        num_agreed = sum(own == theirs for own, theirs in pairs)
+        return num_agreed, len(pairs) - num_agreed
 
     def time_token(self) -> float:
         """Returns the seconds that one drafted token takes, measured on one that is dropped, after

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol, Self, runtime_checkable
 
 from outrider.common.sequences import common_prefix
-from outrider.common.types import Draft, SamplingParams
+from outrider.common.types import Draft, SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import (
     DraftModel,
     DraftSequence,
@@ -21,6 +21,7 @@ from outrider.edge_client.drafting.base import (
     KeepsRunnerUps,
     NodeRule,
     Prepares,
+    ProposesAlong,
     ProposesTrees,
     ProposesUnions,
     ShouldStop,
@@ -197,6 +198,12 @@ class _LeasedSequence:
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         assert self._sequence is not None, "a draft needs at least one committed token"
         return self._sequence.propose(num_draft_tokens, should_stop)
+
+    def propose_along(self, token_ids: Sequence[int]) -> TokenIds:
+        if isinstance(self._sequence, ProposesAlong):
+            return self._sequence.propose_along(token_ids)
+        self.commit(token_ids)
+        return ()
 
     def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         assert isinstance(self._sequence, ProposesTrees), "a draft needs at least one committed token"

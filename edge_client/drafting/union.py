@@ -12,13 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import fields
 from typing import Self
 
-from outrider.common.types import Draft, SamplingParams
+from outrider.common.types import Draft, SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import (
     DraftModel,
     DraftSequence,
     KeepsRunnerUps,
     NodeRule,
     Prepares,
+    ProposesAlong,
     ProposesUnions,
     ServesOwners,
     ShouldStop,
@@ -134,6 +135,15 @@ class UnionSequence:
             if best.copy(num_draft_tokens)[1] >= self._expected(num_draft_tokens):
                 return best.propose(num_draft_tokens, should_stop)
         return _observed(self._model.propose(num_draft_tokens, should_stop))
+
+    def propose_along(self, token_ids: Sequence[int]) -> TokenIds:
+        """See `ProposesAlong.propose_along`: what the model would have drafted."""
+        if not isinstance(self._model, ProposesAlong):
+            self.commit(token_ids)
+            return ()
+        for each in self._copies:
+            each.commit(token_ids)
+        return self._model.propose_along(token_ids)
 
     def write_alone(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """See `WritesAlone.write_alone`: only the model writes."""

@@ -28,7 +28,10 @@ def check_answer(request: SessionRequest, reply: SessionResponse, num_tokens: in
             return
         case OpenRequest(), Opened():
             logprobs = () if reply.logprobs is None else (reply.logprobs,)
-            _check_tokens((reply.first_token,), logprobs, min(num_tokens, reply.model.num_tokens))
+            if (num := len(reply.prompt_choices)) > (most := request.num_prompt_choices):
+                raise InvalidFieldError("prompt_choices", f"has {num} tokens, and {most} were asked for")
+            brought = (reply.first_token, *reply.prompt_choices)
+            _check_tokens(brought, logprobs, min(num_tokens, reply.model.num_tokens))
         case VerifyRequest(), Verdict():
             _check_verdict(request, reply, num_tokens)
         case GenerateRequest(), GeneratedTokens():

@@ -26,6 +26,7 @@ from outrider.edge_client.drafting.base import (
     DraftModel,
     DraftSequence,
     KeepsRunnerUps,
+    ProposesAlong,
     ProposesTrees,
 )
 from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS, TreeBudget
@@ -57,6 +58,8 @@ class TextTrace:
     )
     # [num_positions, MAX_CONTINUATIONS]: nats that each continuation scores below the first; inf: there is none
     rank_gaps: NDArray[np.float32] | None = None
+    # [places]: whether the draft proposed the target's choice in the place of each of the prompt's last tokens
+    prompt: NDArray[np.bool_] | None = None
 
     @property
     def num_positions(self) -> int:
@@ -108,11 +111,17 @@ def signals_of(confidence: float) -> Signals:
 
 
 def trace_text(
-    draft: DraftModel, prompt_ids: TokenIds, text: TokenIds, sampling: SamplingParams, num_positions: int
+    draft: DraftModel,
+    prompt_ids: TokenIds,
+    text: TokenIds,
+    sampling: SamplingParams,
+    num_positions: int,
+    prompt_choices: TokenIds = (),
 ) -> TextTrace:
     """Drafts MAX_DEPTH tokens at every position of a text and counts those that agree with it.
 
-    `text` is at least num_positions + MAX_DEPTH tokens that the target wrote with `sampling` after the prompt.
+    `text` is at least num_positions + MAX_DEPTH tokens that the target wrote with `sampling` after the prompt,
+    `prompt_choices` what it would have written in the place of the prompt's last tokens (`Opened.prompt_choices`).
     """
     has_model = bool(draft.signal_names)  # else it copies
     runs, lengths = np.zeros(num_positions, np.uint8), np.zeros(num_positions, np.uint8)
@@ -142,7 +151,7 @@ def trace_text(
         position += num_more + 1
     sequence.close()
     sequence = draft.sequence(sampling, num_prompt_tokens=len(prompt_ids))
-    sequence.commit(prompt_ids)
+    prompt = _in_prompt(sequence, prompt_ids, prompt_choices)
     has_ranks = has_model and isinstance(sequence, ProposesTrees)
     ranks, rank_gaps = _ranks(sequence, text, num_positions) if has_ranks else (None, None)
     sequence.close()
@@ -154,7 +163,19 @@ def trace_text(
         None if lengths.min() == MAX_DEPTH else lengths,
         ranks,
         rank_gaps,
+        prompt,
     )
+
+
+def _in_prompt(sequence: DraftSequence, prompt_ids: TokenIds, choices: TokenIds) -> NDArray[np.bool_] | None:
+    """Commits the prompt; returns where the draft would have proposed the `choices`, None where it cannot tell."""
+    if not choices or not isinstance(sequence, ProposesAlong):
+        sequence.commit(prompt_ids)
+        return None
+    start = len(prompt_ids) - len(choices)
+    sequence.commit(prompt_ids[:start])
+    told = sequence.propose_along(prompt_ids[start:])
+    return np.array([own == its for own, its in zip(told, choices, strict=False)]) if told else None
 
 
 def _ranks(
@@ -211,11 +232,13 @@ def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
             rank_gaps = np.concatenate([t.rank_gaps for t in traces.texts if t.rank_gaps is not None])
             steps = np.rint(np.minimum(rank_gaps * _GAP_LEVELS, _NO_GAP - 1))
             arrays[f"rank_gaps{number}"] = np.where(np.isinf(rank_gaps), _NO_GAP, steps).astype(np.uint8)
+        arrays[f"prompts{number}"] = np.concatenate([_places(text) for text in traces.texts])
     header = [
         {
             "name": traces.name,
             "label": traces.label,
             "num_positions": [text.num_positions for text in traces.texts],
+            "num_places": [len(_places(text)) for text in traces.texts],
             "times": traces.times,
         }
         for traces in sets
@@ -224,6 +247,10 @@ def save_traces(path: Path, sets: Sequence[TraceSet]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def _places(text: TextTrace) -> NDArray[np.uint8]:
+    return np.zeros(0, np.uint8) if text.prompt is None else text.prompt.astype(np.uint8)
 
 
 def load_traces(path: Path = RECORDED, name: str | None = None) -> list[TraceSet]:
@@ -281,6 +308,12 @@ def _make_set(header: dict[str, object], number: int, arrays: Mapping[str, NDArr
     has_ranks = f"ranks{number}" in arrays
     ranks = arrays[f"ranks{number}"] if has_ranks else None
     rank_gaps = _rank_gaps(arrays[f"rank_gaps{number}"]) if has_ranks else None
+    num_places = header.get("num_places") or [0] * len(num_positions)
+    assert isinstance(num_places, list)
+    prompts: list[NDArray[np.bool_] | None] = [None] * len(num_places)
+    if any(num_places):
+        found = np.split(arrays[f"prompts{number}"].astype(bool), np.cumsum(num_places)[:-1])
+        prompts = [each if len(each) else None for each in found]
     runs = arrays[f"runs{number}"]
     texts = tuple(
         TextTrace(
@@ -291,8 +324,11 @@ def _make_set(header: dict[str, object], number: int, arrays: Mapping[str, NDArr
             lengths[each] if lengths is not None else None,
             ranks[each] if ranks is not None else None,
             rank_gaps[each] if rank_gaps is not None else None,
+            prompts[text],
         )
-        for each in (slice(end - size, end) for size, end in zip(num_positions, ends, strict=True))
+        for text, each in enumerate(
+            slice(end - size, end) for size, end in zip(num_positions, ends, strict=True)
+        )
     )
     times = header.get("times")
     assert times is None or isinstance(times, dict)

@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 
 from benchmarks.controller import fit
-from benchmarks.controller.bank import CLOUD_ONLY, Case, all_cases, bank, draw_cases, fixed, power_mean
+from benchmarks.controller.bank import (
+    CLOUD_ONLY,
+    DEFAULT,
+    Case,
+    all_cases,
+    bank,
+    draw_cases,
+    fixed,
+    power_mean,
+)
 from benchmarks.controller.fit import Trial, all_changes, choose, play
 from benchmarks.controller.simulated import Place, play_edges
 from outrider.edge_client.controller.settings import SETTINGS
@@ -42,6 +51,18 @@ def test_an_edges_own_time_between_two_rounds_is_measured() -> None:
     own_ms = [each.edge_ms for each in played.stats.rounds]
     assert own_ms[0] == 0.0, "no answer was before it"
     assert statistics.median(own_ms[1:]) == pytest.approx(3.0, abs=0.5)
+
+
+@pytest.mark.parametrize(
+    ("is_right", "mode"), [(True, "speculative"), (False, "cloud-only"), (None, "speculative")]
+)
+def test_a_first_text_begins_with_what_the_prompt_shows(is_right: bool | None, mode: str) -> None:
+    told = None if is_right is None else np.full(16, is_right)
+    text = TextTrace(np.array([2] * 12, np.uint8), np.zeros((12, 0), np.float32), prompt=told)
+    place = Place(5, {"step_ms": 15.0, "token_ms": 0.2}, {"token_ms": 0.5})
+    edge = {**DEFAULT, "pipeline": "off"}
+    ((played,),) = play_edges([[text]], place, edge, num_prompt_tokens=20)
+    assert played.stats.stretches[0].mode == mode
 
 
 def test_constants_change_in_the_processes_that_play_and_nowhere_else(

@@ -81,6 +81,23 @@ def test_ranks_are_of_all_continuations_and_survive_the_file(tmp_path: Path) -> 
     np.testing.assert_allclose(read.rank_gaps, trace.rank_gaps, atol=0.02)
 
 
+def test_places_of_the_prompt_are_compared_with_the_targets_choices_and_survive_the_file(
+    tmp_path: Path,
+) -> None:
+    sampling, text = SamplingParams(temperature=0.8, seed=3), tuple(range(MAX_DEPTH + 2))
+    with OnnxDraftModel.open(EMBEDDED / "draft") as model:
+        sequence = model.sequence(sampling)
+        sequence.commit(PROMPT[:15])
+        choices = list(sequence.propose_along(PROMPT[15:])[:-1])
+        choices[1] += 1
+        trace = trace_text(model, PROMPT, text, sampling, 1, tuple(choices))
+        assert trace_text(model, PROMPT, text, sampling, 1).prompt is None
+    assert trace.prompt is not None and trace.prompt.tolist() == [True, False, True, True, True]
+    save_traces(tmp_path / "a.npz", [TraceSet("a", "recorded", (trace, trace))])
+    read = find_traces("a", tmp_path).texts[1]
+    assert read.prompt is not None and read.prompt.tolist() == trace.prompt.tolist()
+
+
 def test_copies_have_lengths_and_no_confidences() -> None:
     model = PromptLookupModel(1000, "tokenizer")
     text = (1, 2, 3, 1, 2, 3, *[9] * MAX_DEPTH)

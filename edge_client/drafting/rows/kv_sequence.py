@@ -138,6 +138,19 @@ class KvSequence(RowsSequence, Generic[Its]):
         finally:
             self._num_wanted = 0
 
+    def propose_along(self, token_ids: Sequence[int]) -> TokenIds:
+        """See `ProposesAlong.propose_along`; all of it is one run."""
+        assert self._runner is not None, "the sequence is closed"
+        start, num_told = self.position, len(token_ids)
+        has_room = start + num_told < self._max_context
+        if not token_ids or not has_room or not self._runner.takes_trees or self._sampler.needs_history:
+            self.commit(token_ids)
+            return ()
+        first, *_ = self._sampler.sample(self._begin(), start)
+        self.commit(token_ids)
+        rows, ends = self._feed_rows(token_ids), range(start + 1, start + num_told + 1)
+        return first, *(self._sampler.sample(rows.one(i), end)[0] for i, end in enumerate(ends))
+
     def keep_runner_ups(self) -> None:
         """Fills `Draft.runner_ups` from now on."""
         self._sampler.keeps_runner_ups = True
@@ -243,17 +256,22 @@ class KvSequence(RowsSequence, Generic[Its]):
 
     def _feed_ahead(self, token_ids: list[int], guessed: TokenIds) -> Rows:
         """Feeds tokens and, in the same run, what may follow them; returns the row after the tokens."""
+        self._ahead = self._feed_rows((*token_ids, *guessed))
+        return self._ahead.one(len(token_ids) - 1)
+
+    def _feed_rows(self, token_ids: Sequence[int]) -> Rows:
+        """Feeds tokens that follow one another, and returns the row after each."""
         assert self._runner is not None, "the sequence is closed"
-        fed, start = (*token_ids, *guessed), len(self._cached)
-        bias = np.triu(np.full((len(fed), len(fed)), HIDDEN, np.float32), 1)
-        self._ahead = self._runner.feed_nodes(fed, range(start, start + len(fed)), bias, start)
-        self._cached += fed
+        start, num_fed = len(self._cached), len(token_ids)
+        bias = np.triu(np.full((num_fed, num_fed), HIDDEN, np.float32), 1)
+        rows = self._runner.feed_nodes(token_ids, range(start, start + num_fed), bias, start)
+        self._cached += token_ids
         if self._adapt is not None:
-            for index in range(len(fed)):
+            for index in range(num_fed):
                 end = start + index + 1
                 before = self._cached[max(0, end - NUM_BEFORE) : end]
-                self._adapt(self._ahead, index, self._sampler.temperature, end, before)
-        return self._ahead.one(len(token_ids) - 1)
+                self._adapt(rows, index, self._sampler.temperature, end, before)
+        return rows
 
     def _feed_path(self, path: TokenIds) -> Rows:
         """Feeds what the cache lacks of a path, as speculation."""

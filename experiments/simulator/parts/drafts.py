@@ -52,6 +52,7 @@ class TracedText:
         if has_runner_ups and trace.gaps is not None and trace.seconds is not None:
             self._seconds = list(zip(trace.gaps.tolist(), trace.seconds.tolist(), strict=True))
         self._confidences = trace.confidences
+        self.prompt: list[bool] = [] if trace.prompt is None else trace.prompt.tolist()
         self._signals: dict[int, tuple[Signals, ...]] = {}
 
     def signals(self, index: int) -> tuple[Signals, ...]:
@@ -181,6 +182,16 @@ class TracedSequence:
         draft = self._timed(made, should_stop)
         self.num_read = self.position + min(num_right, len(draft.token_ids))
         return draft
+
+    def propose_along(self, token_ids: Sequence[int]) -> TokenIds:
+        """See `ProposesAlong.propose_along`; tells of prompts, where the trace does. Reading takes the time."""
+        known = self.trace.prompt[-len(token_ids) :] if token_ids else []
+        first = self.position + len(token_ids) - len(known)
+        self.commit(token_ids)
+        if not known or first < 0:
+            return ()
+        told = [self.words.drafted(first + i, 1, int(is_right))[0] for i, is_right in enumerate(known)]
+        return *told, *self.propose(1).token_ids
 
     @property
     def _index(self) -> int:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from support.edge.edge_fakes import FakeDraft
-from support.edge.engine_link import EngineLink
+from support.edge.engine_link import ChanceDraft, EngineLink
 
-from outrider.common.types import Method, SamplingParams, StopParams
+from outrider.common.types import Method, OpenRequest, SamplingParams, StopParams
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller.acceptance import AcceptanceEstimator
 from outrider.edge_client.controller.acceptance_posterior import ALPHAS, posterior_of, usual_prior
@@ -180,6 +180,61 @@ def test_sessions_of_one_edge_share_their_experience() -> None:
     priors = {id(session._state._acceptance_prior) for session in sessions}
     assert priors == {id(edge.acceptance_prior)}
     assert Edge(edge.config, edge.tokenizer, None, 0.0, ()).acceptance_prior is not edge.acceptance_prior
+
+
+# ------------------------------------------------------------------------------------------ the prompt
+
+
+def begin_after_prompt(num_agreed: int, num_different: int) -> Conditions:
+    conditions = Conditions()
+    conditions.observe_prompt(num_agreed, num_different)
+    return conditions
+
+
+def test_a_text_begins_with_what_the_prompt_shows_of_the_draft() -> None:
+    means = [begin_after_prompt(each, 16 - each).acceptance.posterior.prior_mean for each in range(17)]
+    assert means == sorted(means) and means[0] < 0.4 < 0.8 < means[-1]
+    untold = begin_after_prompt(0, 0).acceptance.posterior
+    assert untold.probabilities == usual_prior() and not untold.has_observed
+
+
+def test_a_draft_that_the_prompt_shows_to_be_useless_is_never_tried() -> None:
+    """Rounds that a usual draft would make twice as fast as the stream."""
+    for agreed, has_rounds in ((13, True), (1, False)):
+        policy = ModePolicy(CHOOSABLE_MODES, conditions=begin_after_prompt(agreed, 16 - agreed))
+        policy.conditions.observe_opening(0.03, 0.03, 2e-4, 0.029, 0.0005)
+        policy.choose(32)
+        assert (policy.current is not ExecutionMode.CLOUD_ONLY) == has_rounds
+
+
+def openings_of(**case: Any) -> list[OpenRequest]:
+    link = EngineLink(make_backend())
+    decode(link, accuracy=0.7, choice=ModePolicy(CHOOSABLE_MODES), mode=ExecutionMode.AUTO, **case)
+    return link.openings
+
+
+def test_the_prompt_is_compared_where_nothing_is_known_of_the_draft() -> None:
+    prior, num_places = AcceptancePrior(), min(SETTINGS.num_prompt_choices, len(PROMPT) - 1)
+    (first,) = openings_of(acceptance_prior=prior)
+    (later,) = openings_of(acceptance_prior=prior)
+    assert (first.num_prompt_choices, later.num_prompt_choices) == (num_places, 0)
+    assert prior.num_judged(0.8) >= SETTINGS.enough_judged_tokens
+    assert prior.num_judged(0.0) == 0, "at another temperature nothing is known yet"
+    few = AcceptancePrior()
+    openings_of(acceptance_prior=few, stop=StopParams(3, ignore_eos=True))
+    assert 0 < few.num_judged(0.8) < SETTINGS.enough_judged_tokens
+    assert openings_of(acceptance_prior=few)[0].num_prompt_choices == num_places
+    (other,) = openings_of(method=Method.SPARSE)
+    assert not other.num_prompt_choices, "whose acceptance is another"
+
+
+@pytest.mark.parametrize(("penalty", "num_places"), [(1.0, 2), (1.1, 0)])
+def test_the_prompt_is_compared_where_a_token_depends_on_its_distribution_alone(
+    penalty: float, num_places: int
+) -> None:
+    config = run_config(mode="auto", repetition_penalty=penalty)
+    edge = Edge(config, SimulatedTokenizer(), ChanceDraft([1], 1.0, 1), 0.0, ())  # type: ignore[arg-type]
+    assert edge.session([1, 2, 3], 1)._state.num_prompt_choices == num_places
 
 
 # -------------------------------------------------------------------------------------- drafts without a model

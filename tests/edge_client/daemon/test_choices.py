@@ -82,6 +82,11 @@ def test_choices_share_what_the_verifier_has_read(verifier: VerifierServer) -> N
         before = observer.num_hit_tokens
         with openai.OpenAI(base_url=f"{process.url}/v1", api_key="none") as client:
             complete(client, prompt, n=3)
+            # The draft is unknown: each compares it in the last places of its own prompt, a block of which is read.
+            assert observer.num_hit_tokens - before >= 2 * (192 - 16)
+            complete(client, PROMPT, max_tokens=64)  # teaches enough of it
+            before = observer.num_hit_tokens
+            complete(client, prompt[::-1], n=3)
         assert observer.num_hit_tokens - before >= 2 * 192
 
 

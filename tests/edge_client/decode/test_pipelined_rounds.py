@@ -70,6 +70,13 @@ def whole_text(sampling: SamplingParams) -> tuple[int, ...]:
     return tuple(text)
 
 
+def as_target(sampling: SamplingParams) -> list[int]:
+    """What the target would choose at each place of the text, its own and the prompt's but the first."""
+    places = range(1, len(PROMPT))
+    choices = [next_token(list(PROMPT[:place]), sampling, place) for place in places]
+    return [PROMPT[0], *choices, *whole_text(sampling)[len(PROMPT) :]]
+
+
 def reference(sampling: SamplingParams, stop: StopParams) -> list[int]:
     ends = (*stop.stop_token_ids, *(() if stop.ignore_eos else (0,)))
     for length, token_id in enumerate(whole_text(sampling), start=1):
@@ -108,7 +115,7 @@ def decode(
     `join` makes the draft of the model that knows the text.
     `policy` instead of a fixed `depth`, `rounds` instead of a `window` with a `choice`."""
     sampling = SamplingParams(temperature=temperature, seed=seed, grammar=grammar)
-    draft = join(ChanceDraft(list(whole_text(sampling)), accuracy, seed, draft_context, second or 0.0))
+    draft = join(ChanceDraft(as_target(sampling), accuracy, seed, draft_context, second or 0.0))
     verifier = RemoteVerifier(
         link,  # type: ignore[arg-type]
         RoundDeadline(0.5),

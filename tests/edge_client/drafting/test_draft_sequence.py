@@ -60,6 +60,45 @@ def test_a_draft_after_rollback_equals_a_fresh_prefill_bit_for_bit(model: OnnxDr
     assert sequence.propose(6) == propose_after(model, PROMPT, [correction])
 
 
+@pytest.mark.parametrize("sampling", [SAMPLED, SamplingParams(temperature=0.0)], ids=["sampled", "greedy"])
+@pytest.mark.parametrize("num_before", [1, 70])
+def test_one_run_tells_what_would_have_been_proposed_in_the_place_of_known_text(
+    model: OnnxDraftModel, sampling: SamplingParams, num_before: int
+) -> None:
+    before = np.random.default_rng(1).integers(0, model.num_tokens, num_before).tolist()
+    one_by_one, sequence = model.sequence(sampling), model.sequence(sampling)
+    one_by_one.commit(before)
+    proposed = list(one_by_one.propose(1).token_ids)
+    for token_id in PROMPT:
+        one_by_one.commit([token_id])
+        proposed += one_by_one.propose(1).token_ids
+    sequence.commit(before)
+    runs = []
+    for name in ("feed", "feed_nodes"):
+        run = getattr(sequence.parts[0], name)
+        setattr(sequence.parts[0], name, lambda *a, run=run, name=name: (runs.append(name), run(*a))[1])
+    assert list(sequence.propose_along(PROMPT)) == proposed
+    assert runs.count("feed_nodes") == 1 and len(runs) == 2 + (num_before > 64)
+    assert sequence.position == num_before + len(PROMPT)
+    sequence.check_integrity()
+    assert sequence.propose(6).token_ids == one_by_one.propose(6).token_ids
+
+
+def test_known_text_is_only_committed_where_its_proposals_cannot_be_told(model: OnnxDraftModel) -> None:
+    for sampling, before in (
+        (SamplingParams(temperature=0.0, repetition_penalty=1.3), 5),
+        (SAMPLED, model.max_context - len(PROMPT)),
+    ):
+        sequence = model.sequence(sampling)
+        sequence.commit([7] * before)
+        assert sequence.propose_along(PROMPT) == () and sequence.position == before + len(PROMPT)
+        sequence.check_integrity()
+    sequence = model.sequence(SAMPLED)
+    sequence.commit(PROMPT)
+    with pytest.raises(InvalidFieldError):
+        sequence.propose_along([model.num_tokens])
+
+
 def test_a_draft_whose_noise_was_made_ahead_is_the_same_and_waits_for_none(
     model: OnnxDraftModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:

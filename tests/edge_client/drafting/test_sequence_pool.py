@@ -9,9 +9,11 @@ import pytest
 from outrider.common.sequences import common_prefix
 from outrider.common.types import Draft, SamplingParams
 from outrider.edge_client.config.run_config import default_draft_dir
+from outrider.edge_client.drafting.base import ProposesAlong
 from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.drafting.pool import DraftLease, SequencePool
+from outrider.edge_client.drafting.union import UnionModel
 
 TEXT = list(range(40, 100))
 GREEDY = SamplingParams(temperature=0.0)
@@ -44,6 +46,23 @@ def test_a_text_that_goes_on_finds_what_was_read(model: OnnxDraftModel) -> None:
     assert lease.num_reused_tokens == 50 and pool.num_idle == 1
     fresh = SequencePool(model, 0)
     assert use(fresh, TEXT, SamplingParams(temperature=0.7, seed=9))[1] == draft, "its parameters are its own"
+    pool.close()
+
+
+def test_proposals_in_the_place_of_known_text_pass_a_lease_and_a_union(model: OnnxDraftModel) -> None:
+    plain = model.sequence(GREEDY)
+    plain.commit(TEXT[:50])
+    expected = plain.propose_along(TEXT[50:])
+    assert len(expected) == 11
+    pool = SequencePool(model, 64 << 20)
+    union = UnionModel(pool.lease(), [PromptLookupModel(model.num_tokens, "")])
+    for draft in (pool.lease(), union):
+        sequence = draft.sequence(GREEDY, num_prompt_tokens=60)
+        sequence.commit(TEXT[:50])
+        assert isinstance(sequence, ProposesAlong) and sequence.propose_along(TEXT[50:]) == expected
+        assert sequence.position == 60
+        sequence.check_integrity()
+        sequence.close()
     pool.close()
 
 

@@ -21,7 +21,13 @@ from outrider.common.errors import ModelError, UsageError
 from outrider.common.sampling.processors import process_logits
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.backend import BackendSettings
-from outrider.edge_client.drafting.base import KeepsRunnerUps, Prepares, ProposesTrees, TellsRuntime
+from outrider.edge_client.drafting.base import (
+    KeepsRunnerUps,
+    Prepares,
+    ProposesAlong,
+    ProposesTrees,
+    TellsRuntime,
+)
 from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.node_values import NodeValues
@@ -125,8 +131,12 @@ def test_one_forward_is_made_for_each_drafted_token_and_each_level_of_a_tree(
 def test_a_sequence_has_all_that_the_edge_asks_of_one(model: TorchDraftModel) -> None:
     assert model.signal_names == ("nll", "entropy", "margin")
     sequence = start(model, PROMPT)
-    for protocol in (ProposesTrees, KeepsRunnerUps, Prepares, RenewableSequence):
+    for protocol in (ProposesTrees, ProposesAlong, KeepsRunnerUps, Prepares, RenewableSequence):
         assert isinstance(sequence, protocol)
+    told, one_by_one = start(model, PROMPT).propose_along([3, 4]), start(model, PROMPT)
+    for token_id, next_id in zip(told, (3, 4, None), strict=True):
+        assert one_by_one.propose(1).token_ids == (token_id,)
+        one_by_one.commit(() if next_id is None else [next_id])
     sequence.keep_runner_ups()
     draft = sequence.propose(3)
     assert len(draft.signals) == len(draft.draft_probs) == len(draft.runner_ups) == 3

@@ -162,6 +162,7 @@ OPENINGS: dict[str, tuple[Spoil, str]] = {
         "num_tokens",
     ),
     "another hash": (on_opened(lambda o: setattr(o, "hash", 5)), "hash"),
+    "choices that nobody asked for": (on_opened(lambda o: o.prompt_choices.append(3)), "prompt_choices"),
 }
 STREAMS: dict[str, tuple[Spoil, str]] = {
     "bytes": (no_message("generate"), "bytes that are no message"),

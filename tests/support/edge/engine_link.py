@@ -72,6 +72,7 @@ class EngineLink:
     chances: Chances = Chances()
     seed: int = 0
     address: str = "engine:1"
+    openings: list[OpenRequest] = field(default_factory=list)
     sent: list[VerifyRequest] = field(default_factory=list)
     replies: list[SessionResponse] = field(default_factory=list)
     fired: Counter[str] = field(default_factory=Counter)  # what happened
@@ -166,6 +167,7 @@ class EngineConnection:
         arrived = decode_request(type(message).FromString(message.SerializeToString()), link.model.limits)
         if isinstance(arrived, OpenRequest):
             link.session_id = arrived.session_id
+            link.openings.append(arrived)
         is_lossy = isinstance(request, VerifyRequest)
 
         def reply(response: SessionResponse) -> None:
@@ -285,6 +287,11 @@ class ChanceSequence:
         told += [RunnerUp(4, 1.0)] * (len(known) - len(told) if self._keeps_runner_ups else 0)
         draft = Draft(tuple(known), (1.0,) * len(known), supports=supports, runner_ups=tuple(told))
         return ended(draft, should_stop)
+
+    def propose_along(self, token_ids: Sequence[int]) -> TokenIds:
+        start = self.position
+        self.commit(token_ids)
+        return tuple(self._model.text[start : self.position + 1])
 
     def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         """The text's own tokens as the likeliest path; beside them runner-ups, and behind those anything."""
