@@ -179,7 +179,8 @@ def check_forwards(backend: TransformersBackend) -> None:
 def check_trees(backend: TransformersBackend) -> None:
     """Raises `ModelError` unless the tokens of a path through a tree have the logits that they have decoded alone, and
     so has the token after the path."""
-    length = min(PROMPT_TOKENS + MAX_DECODED, backend.max_context // 2)
+    num_decoded = min(MAX_DECODED, backend.max_tree_nodes // 2 + 1)  # a tree of twice all but the last of these
+    length = min(PROMPT_TOKENS + num_decoded, backend.max_context // 2)
     text = [(31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(length)]
     try:
         alone = _decode_alone(backend, text)

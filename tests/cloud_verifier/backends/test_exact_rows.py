@@ -7,6 +7,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,15 @@ def test_a_norm_that_differs_by_count_is_found_by_whole_forwards(plain: Transfor
     decoder._norm = lambda x: norm(x) * (1 + 2**-7 * (x.shape[0] == 128))
     use_exact_rows(plain, "on", ways=[way_of("library", library_linear)], choices=ON_GPU)
     assert plain.row_plan == RowPlan((8, 16, 32, 64, 256)) and texts_unlike(plain) == 0
+
+
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_trees_are_checked_where_a_pass_has_few_rows(plain: TransformersBackend, count: int) -> None:
+    """A tree stays in one pass: that of the check has no more nodes, either."""
+    choices = replace(ON_GPU, counts=(count,))
+    use_exact_rows(plain, "on", ways=[way_of("library", library_linear)], choices=choices)
+    assert plain.row_plan == RowPlan((count,)) and plain.max_tree_nodes == count
+    assert texts_unlike(plain) == 0
 
 
 def test_where_every_way_fails_on_refuses_with_each_reason_and_auto_serves_without(
