@@ -179,7 +179,7 @@ def check_forwards(backend: TransformersBackend) -> None:
 def check_trees(backend: TransformersBackend) -> None:
     """Raises `ModelError` unless the tokens of a path through a tree have the logits that they have decoded alone, and
     so has the token after the path."""
-    num_decoded = min(MAX_DECODED, backend.max_tree_nodes // 2 + 1)  # a tree of twice all but the last of these
+    num_decoded = min(MAX_DECODED, backend.max_tree_nodes // 2 + 1)  # two nodes for each but the last
     length = min(PROMPT_TOKENS + num_decoded, backend.max_context // 2)
     text = [(31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(length)]
     try:
