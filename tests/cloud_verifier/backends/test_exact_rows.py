@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.models import make_tiny_target
 from torch.nn.functional import linear as library_linear
 
 from benchmarks.engine_texts import write_texts
@@ -252,6 +253,23 @@ def test_trees_are_checked_where_a_pass_has_few_rows(plain: TransformersBackend,
     use_exact_rows(plain, "on", ways=[way_of("library", library_linear)], choices=choices)
     assert plain.row_plan == RowPlan((count,)) and plain.max_tree_nodes == count
     assert texts_unlike(plain) == 0
+
+
+def test_a_context_too_short_for_the_check_is_served_not_reproducibly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = make_tiny_target(tmp_path / "model", "llama", max_context=10)
+    with caplog.at_level(logging.WARNING, "outrider"):
+        assert not load_target(directory).is_reproducible
+    reason = "a context of 10 tokens is too short for the check"
+    assert f"texts are not reproducible: {reason}" in caplog.text
+    with pytest.raises(ModelError, match=f"--exact-rows on: {reason}"):
+        load_target(directory, exact_rows="on")
+
+
+def test_a_context_too_short_for_the_check_of_trees_is_served_without(tmp_path: Path) -> None:
+    backend = load_target(make_tiny_target(tmp_path / "model", "llama", max_context=20), exact_rows="on")
+    assert backend.is_reproducible and backend.max_tree_nodes == 0
 
 
 def test_where_every_way_fails_on_refuses_with_each_reason_and_auto_serves_without(
