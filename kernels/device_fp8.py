@@ -37,7 +37,7 @@ def encode(numbers, scale):  # type: ignore[no-untyped-def]
     normal = ((bits + _ROUND_DOWN + ((bits >> 20) & 1)) >> 20) - _BIAS
     small = (magnitude + _MULTIPLES).to(tl.int32, bitcast=True) - _BITS_OF_MULTIPLES
     code = tl.where(magnitude < _LEAST_NORMAL, small, normal)
-    return (code | tl.where(scaled < 0, 128, 0)).to(tl.uint8)
+    return (code | ((scaled.to(tl.int32, bitcast=True) >> 24) & 128)).to(tl.uint8)
 
 
 @triton.jit

@@ -163,8 +163,7 @@ def _agreeing(backend: TransformersBackend, plan: RowPlan, choices: RowChoices) 
 def check_forwards(backend: TransformersBackend) -> None:
     """Raises `ModelError` unless tokens have the same logits decoded alone, verified, prefilled and beside
     others."""
-    length = min(PROMPT_TOKENS + MAX_DECODED, backend.max_context)
-    text = [(31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(length)]
+    text = _text(backend, MAX_DECODED, backend.max_context)
     try:
         alone = _decode_alone(backend, text)
         text = text[: PROMPT_TOKENS + len(alone)]
@@ -179,8 +178,8 @@ def check_forwards(backend: TransformersBackend) -> None:
 def check_trees(backend: TransformersBackend) -> None:
     """Raises `ModelError` unless the tokens of a path through a tree have the logits that they have decoded alone, and
     so has the token after the path."""
-    length = min(PROMPT_TOKENS + MAX_DECODED, backend.max_context // 2)
-    text = [(31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(length)]
+    num_decoded = min(MAX_DECODED, backend.max_tree_nodes // 2 + 1)  # two nodes for each but the last
+    text = _text(backend, num_decoded, backend.max_context // 2)
     try:
         alone = _decode_alone(backend, text)
         text = text[: PROMPT_TOKENS + len(alone)]
@@ -199,6 +198,14 @@ def check_trees(backend: TransformersBackend) -> None:
         backend.close(sequence)
     finally:
         backend.num_forwards = backend.num_query_rows = 0
+
+
+def _text(backend: TransformersBackend, num_decoded: int, most: int) -> list[int]:
+    """Returns a prompt and tokens after it, at most `most` together. Raises `ModelError` where that leaves none."""
+    length = min(PROMPT_TOKENS + num_decoded, most)
+    if length < PROMPT_TOKENS + 2:
+        raise ModelError(f"a context of {backend.max_context} tokens is too short for the check")
+    return [(31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(length)]
 
 
 def _decode_alone(backend: TransformersBackend, text: Sequence[int]) -> Logits:

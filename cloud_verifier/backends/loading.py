@@ -46,6 +46,7 @@ def load_target(
     kv_bytes: int | None = None,
     kv_tokens: int | None = None,
     step_tokens: int = STEP_TOKENS,
+    heads_bytes: int = 0,
     block_size: int = BLOCK_SIZE,
     num_threads: int = 0,
     decoder: str = "auto",
@@ -58,8 +59,8 @@ def load_target(
     on CUDA and where weights are quantised); `quantize` "" or "nf4" (a directory whose weights are quantised needs
     none); `kv_dtype` that of keys and values: "auto", which is `dtype`, or "fp8" (`kernels.fp8`); `kv_bytes` the size
     of the KV pool for all sequences, or `kv_tokens` the same in tokens (of neither: 512 MiB on a CPU, on CUDA what is
-    free beside the weights and a step of `step_tokens`); `block_size` the tokens of a block; `num_threads` torch's CPU
-    threads (0 leaves torch's own choice; a setting of the whole process);
+    free beside the weights, a step of `step_tokens` and the `heads_bytes` of what is loaded later); `block_size` the
+    tokens of a block; `num_threads` torch's CPU threads (0 leaves torch's own choice; a setting of the whole process);
     `decoder` is "lean" or "cuda", our own for a CPU and for CUDA, for the models that they compute, or
     "transformers", which is used for all others too; "auto" is that of the device; `exact_rows` "auto", "on" or
     "off" (see `exact_rows.use_exact_rows`); `on_progress` is called as weights are read.
@@ -95,6 +96,7 @@ def load_target(
         kv_bytes=kv_bytes,
         kv_tokens=kv_tokens,
         step_tokens=step_tokens,
+        heads_bytes=heads_bytes,
         block_size=block_size,
         exact_rows=exact_rows,
     )
@@ -107,6 +109,7 @@ def make_backend(
     kv_bytes: int | None = None,
     kv_tokens: int | None = None,
     step_tokens: int = STEP_TOKENS,
+    heads_bytes: int = 0,
     block_size: int = BLOCK_SIZE,
     exact_rows: str = "auto",
 ) -> TransformersBackend:
@@ -117,7 +120,8 @@ def make_backend(
     if kv_tokens:
         num_blocks = max(1, kv_tokens // block_size)
     else:
-        num_blocks = _num_blocks(facts, kv_pool_bytes(facts, decoder, kv_bytes, step_tokens), block_size)
+        num_bytes = kv_pool_bytes(facts, decoder, kv_bytes, step_tokens, heads_bytes)
+        num_blocks = _num_blocks(facts, num_bytes, block_size)
     try:
         backend = TransformersBackend(decoder, facts, num_blocks=num_blocks, block_size=block_size)
     except (MemoryError, torch.OutOfMemoryError) as error:

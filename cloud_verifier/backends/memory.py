@@ -36,9 +36,11 @@ def check_weights_fit(num_bytes: int, model_id: str, dtype: str, device: str) ->
         )
 
 
-def kv_pool_bytes(facts: TargetFacts, decoder: Decoder, asked: int | None, step_tokens: int) -> int:
+def kv_pool_bytes(
+    facts: TargetFacts, decoder: Decoder, asked: int | None, step_tokens: int, heads_bytes: int = 0
+) -> int:
     """Returns the size of the pool, after the weights were loaded: `asked` bytes, else 512 MiB on a CPU and what a
-    CUDA device has free beside a step of `step_tokens`.
+    CUDA device has free beside a step of `step_tokens` and `heads_bytes`, which are loaded later.
 
     Raises `ModelError` where the device does not have what is asked for.
     """
@@ -46,9 +48,11 @@ def kv_pool_bytes(facts: TargetFacts, decoder: Decoder, asked: int | None, step_
         return CPU_KV_BYTES if asked is None else asked
     free, total = device_memory(facts.device)
     step = step_bytes(facts, _largest_matrix(decoder), step_tokens) + int(models.KEPT_SHARE * total)
-    room = max(0, free - step)
+    room = max(0, free - step - heads_bytes)
     has = f"{facts.device} has {show_size(free)} free beside the weights of {facts.model_id}"
     takes = f"a step of {step_tokens} tokens (--max-step-tokens) takes about {show_size(step)}"
+    if heads_bytes:
+        takes += f", and --heads with --draft-kv-memory {show_size(heads_bytes)}"
     if asked is None:
         if not room:
             raise ModelError(

@@ -105,7 +105,7 @@ def probe(backend: TransformersBackend) -> Logits:
     seen = backend.rules_seen
     if list(seen) != list(range(backend.facts.num_layers)):
         raise ModelError(f"{backend.model_id} cannot run over paged KV: layers {list(seen)} attended")
-    context, windows = backend.max_context, [rule.window for rule in seen.values()]
+    context, windows = backend.facts.max_context, [rule.window for rule in seen.values()]
     if [window if window and window < context else None for window in windows] != [*backend.facts.windows]:
         raise ModelError(
             f"{backend.model_id} cannot run over paged KV: its layers attend over windows of {windows} tokens, "

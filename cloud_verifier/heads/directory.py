@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -102,9 +103,8 @@ class HeadDirectory:
         return config
 
     def _find_weights(self) -> Path:
-        for name in _WEIGHTS:
-            if (self.path / name).is_file():
-                return self.path / name
+        if (found := _weights_of(self.path)) is not None:
+            return found
         for name in _PICKLED:
             if (self.path / name).is_file():
                 raise self.error(f"{name} is pickled, which is never loaded: save it as safetensors")
@@ -118,3 +118,20 @@ class HeadDirectory:
         except Exception as error:  # safetensors raises its own kind
             raise self.error(f"{weights.name} cannot be read: {error}") from error
         return tensors
+
+
+def num_parameters(path: Path) -> int:
+    """Returns how many numbers the weights of a directory have, 0 where they cannot be read: nothing is checked yet."""
+    from safetensors import SafetensorError, safe_open
+
+    if (weights := _weights_of(path)) is None:
+        return 0
+    try:
+        with safe_open(weights, framework="pt") as file:
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())
+    except (SafetensorError, OSError):
+        return 0
+
+
+def _weights_of(path: Path) -> Path | None:
+    return next((path / name for name in _WEIGHTS if (path / name).is_file()), None)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.heads.directory import HeadDirectory
 from outrider.cloud_verifier.heads.eagle_layouts import read_eagle, read_specforge, read_speculators
@@ -64,6 +66,10 @@ def load_head(path: Path, backend: TransformersBackend) -> Head | EarlyExit:
         if layout.is_of(directory):
             try:
                 return layout.read(directory, backend)
+            except torch.OutOfMemoryError as error:
+                raise directory.error(
+                    f"no memory is left for it on {backend.device}: lower --kv-memory ({error})"
+                ) from error
             except (ValueError, TypeError, KeyError, AttributeError) as error:  # a field of another type
                 raise directory.error(f"config.json is not a usable configuration: {error}") from error
     known = ", ".join(layout.name for layout in LAYOUTS)

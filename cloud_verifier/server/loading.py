@@ -46,6 +46,7 @@ def load_models(
             quantize=parse_quantize(config.quantize),
             kv_bytes=kv_bytes,
             step_tokens=config.max_step_tokens,
+            heads_bytes=_heads_bytes(config),
             num_threads=config.num_threads,
             exact_rows=config.exact_rows,
             on_progress=progress,
@@ -53,6 +54,17 @@ def load_models(
         drafter = create_drafter(config, backend)
         kernels.result()
     return backend, drafter
+
+
+def _heads_bytes(config: ServeConfig) -> int:
+    """Returns how much memory of a CUDA device `--heads` will take: weights, their KV, and features of prompts."""
+    if not config.heads:
+        return 0
+    from outrider.cloud_verifier.heads.directory import num_parameters
+
+    kept = 2 * parse_size(config.draft_kv_memory, "--draft-kv-memory")
+    number_bytes = 4 if config.dtype == "float32" else 2
+    return kept + number_bytes * sum(num_parameters(Path(each)) for each in config.heads)
 
 
 def create_engine(

@@ -237,11 +237,12 @@ def _table(*columns: torch.Tensor) -> torch.Tensor:
 
 def _logprobs(raw: torch.Tensor, read: torch.Tensor, num_top: int) -> torch.Tensor:
     """Returns the table of rows with log-probabilities; equal logits are in the order of their ids."""
+    log_totals = raw.double().logsumexp(1, keepdim=True)
     bits = (raw + 0.0).view(torch.int32).long()  # without -0
     order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # of the logits
+    del bits  # memory for a step of many such rows
     ids = torch.arange(raw.shape[1], device=raw.device)
-    top_ids = ((order << 32) - ids).topk(num_top).indices
-    log_totals = raw.double().logsumexp(1, keepdim=True)
+    top_ids = order.bitwise_left_shift_(32).sub_(ids).topk(num_top).indices
     return torch.cat(
         (log_totals, raw.gather(1, read).double(), top_ids.double(), raw.gather(1, top_ids).double()), 1
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 # Of a number: 4 bits, a byte of scale for 64 of them, and 4 bytes for 256 scales (double quantisation).
 NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 FP8_SCALE_BYTES = 2  # of FP8's keys, and of its values: one float16 for a token and KV head
-# Of a row of logits, an id: the head's own number, float32, and for top-p a sorted copy with its indices, weights and
-# their sums in float64.
+# Of a row of logits, an id: float32, a copy for penalties, and for log-probabilities one more, with its order and its
+# weights in numbers of 8 bytes.
 LOGIT_BYTES = 40
 # Of activations, in rows as wide as all query heads together: those of a layer with its gate and up, and some more.
 ACTIVATION_ROWS = 32

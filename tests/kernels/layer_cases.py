@@ -75,7 +75,7 @@ def test_keys_and_values_in_fp8_have_the_bits_of_the_plain_form(dtype: torch.dty
     """Heads of very different sizes, of zeros, and with numbers that are not finite. A rotation by nothing."""
     num_rows, num_kv_heads, head_dim = 9, 2, 24
     sizes = torch.tensor([1.0, 1e-3, 300.0, 1e-9, 0.0, 7.0, 1e6, 1.0, 1.0])
-    found = []
+    found, bits = [], []
     for kernels in (layers, plain_layers):
         qkv = (random(num_rows, 4 + 2 * num_kv_heads, head_dim) * sizes[:, None, None]).to(dtype)
         qkv[7, 4, 3], qkv[7, 7, 20], qkv[8, 5, 0] = torch.nan, torch.nan, torch.inf
@@ -84,10 +84,12 @@ def test_keys_and_values_in_fp8_have_the_bits_of_the_plain_form(dtype: torch.dty
         slots = torch.tensor([9, 2, 0, 14, 3, 5, 6, 7, 8], dtype=torch.int32)
         kernels.rotate(qkv, None, 0.0, *turns, slots, *pools)
         found.append([pool.read(slice(None)) for pool in pools])
+        bits.append([pool.rows.flatten(0, 1)[slots[:7].long()] for pool in pools])
         written = pools[0].read(slots.long())
         torch.testing.assert_close(written[:7], qkv[:7, 4:6].float(), rtol=0.07, atol=1e-6)
     for ours, plain in zip(*found, strict=True):
         assert torch.equal(ours.nan_to_num(1e9), plain.nan_to_num(1e9))
+    assert all(map(torch.equal, *bits)), "zeros have signs, too"
     keys, values = found[0]
     assert keys[7, 0].isnan().all() and values[7, 1].isnan().all() and keys[8, 1].isnan().all()
     assert keys[7, 1].isfinite().all() and (keys.isnan().sum() + values.isnan().sum()) == 3 * head_dim

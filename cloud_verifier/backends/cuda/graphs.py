@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from outrider.cloud_verifier.backends.attention.plan import FixedAttention, ForwardPlan
+from outrider.cloud_verifier.backends.attention.plan import AttentionRule, FixedAttention, ForwardPlan
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,9 @@ class Graph:
     """Holds the captured layers of steps of one size."""
 
     replay: Run
-    plan: ForwardPlan  # of the run that was captured
+    # Of the run that was captured. Its plan is not kept: the memory of its attention is free for other graphs.
+    rules_seen: dict[int, AttentionRule]
+    features: dict[int, torch.Tensor]
 
 
 class StepGraphs:
@@ -57,8 +59,8 @@ class StepGraphs:
         if (graph := self._graphs.get(key)) is not None:
             self._keep(key, graph)
             states = graph.replay()
-            plan.rules_seen.update(graph.plan.rules_seen)
-            plan.features.update(graph.plan.features)  # until the next replay
+            plan.rules_seen.update(graph.rules_seen)
+            plan.features.update(graph.features)  # until the next replay
             return states
         states = self._run(token_ids, positions, plan)
         if key in self._graphs:
@@ -87,7 +89,7 @@ class StepGraphs:
             return self._run(token_ids, positions, again)
 
         try:
-            return Graph(capture(run), again)
+            return Graph(capture(run), again.rules_seen, again.features)
         except RuntimeError as error:  # no memory is left, or a library does what cannot be captured
             self._capture = None
             self.forget()
@@ -124,7 +126,9 @@ class CudaCapture:
 
     def __call__(self, run: Run) -> Run:
         """Returns what replays `run`. Raises RuntimeError where it cannot be captured."""
-        start_s, before = time.perf_counter(), torch.cuda.memory_reserved(self._device)
+        start_s = time.perf_counter()
+        torch.cuda.empty_cache()  # as a capture does first: the memory that goes then is no graph's
+        before = torch.cuda.memory_reserved(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             # Other threads may use the device meanwhile.

@@ -7,12 +7,14 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.models import make_tiny_target
 from torch.nn.functional import linear as library_linear
 
 from benchmarks.engine_texts import write_texts
@@ -242,6 +244,32 @@ def test_a_norm_that_differs_by_count_is_found_by_whole_forwards(plain: Transfor
     decoder._norm = lambda x: norm(x) * (1 + 2**-7 * (x.shape[0] == 128))
     use_exact_rows(plain, "on", ways=[way_of("library", library_linear)], choices=ON_GPU)
     assert plain.row_plan == RowPlan((8, 16, 32, 64, 256)) and texts_unlike(plain) == 0
+
+
+@pytest.mark.parametrize("count", [4, 8, 16])
+def test_trees_are_checked_where_a_pass_has_few_rows(plain: TransformersBackend, count: int) -> None:
+    """A tree stays in one pass: that of the check has no more nodes, either."""
+    choices = replace(ON_GPU, counts=(count,))
+    use_exact_rows(plain, "on", ways=[way_of("library", library_linear)], choices=choices)
+    assert plain.row_plan == RowPlan((count,)) and plain.max_tree_nodes == count
+    assert texts_unlike(plain) == 0
+
+
+def test_a_context_too_short_for_the_check_is_served_not_reproducibly(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = make_tiny_target(tmp_path / "model", "llama", max_context=10)
+    with caplog.at_level(logging.WARNING, "outrider"):
+        assert not load_target(directory).is_reproducible
+    reason = "a context of 10 tokens is too short for the check"
+    assert f"texts are not reproducible: {reason}" in caplog.text
+    with pytest.raises(ModelError, match=f"--exact-rows on: {reason}"):
+        load_target(directory, exact_rows="on")
+
+
+def test_a_context_too_short_for_the_check_of_trees_is_served_without(tmp_path: Path) -> None:
+    backend = load_target(make_tiny_target(tmp_path / "model", "llama", max_context=20), exact_rows="on")
+    assert backend.is_reproducible and backend.max_tree_nodes == 0
 
 
 def test_where_every_way_fails_on_refuses_with_each_reason_and_auto_serves_without(

@@ -245,6 +245,18 @@ def test_each_layer_has_the_window_of_its_configuration(
     assert load_target(make_tiny_target(tmp_path / "model", arch, **fields)).facts.windows == windows
 
 
+@pytest.mark.parametrize("decoder", ["auto", "transformers"])
+def test_a_window_may_be_larger_than_the_pool(tmp_path: Path, decoder: str) -> None:
+    """As with Mistral 7B's of 4,096 tokens in float32: the 512 MiB that a CPU's pool has hold 2,048."""
+    directory = make_tiny_target(tmp_path / "model", "mistral", sliding_window=400)
+    backend = load_target(directory, decoder=decoder, kv_tokens=256)
+    assert (backend.max_context, backend.facts.windows) == (256, (400,) * 3)
+    sequence = backend.new_sequence()
+    logits = backend.forward([ForwardItem(sequence, [1 + i % 200 for i in range(256)], 1)])
+    assert logits.shape == (1, 512)
+    backend.close(sequence)
+
+
 def test_a_model_that_attends_over_another_window_than_its_configuration_says_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

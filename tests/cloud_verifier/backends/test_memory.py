@@ -93,6 +93,7 @@ def test_on_cuda_the_pool_is_what_is_free_beside_weights_and_a_step(
     assert kv_pool_bytes(facts, backend.decoder, None, 64) > pool
     assert kv_pool_bytes(facts, backend.decoder, 24 << 30, 512) == 24 << 30
     assert step_bytes(facts, 3584 * 152_064, 1) == 2 * 3584 * 152_064 * 2, "the start's check of the head"
+    assert kv_pool_bytes(facts, backend.decoder, None, 512, heads_bytes=3 * GIB) == pool - 3 * GIB
 
 
 def test_a_pool_that_does_not_fit_is_refused_by_the_flags_name(
@@ -111,6 +112,11 @@ def test_a_pool_that_does_not_fit_is_refused_by_the_flags_name(
         ModelError, match=r"no memory is left for KV.* 512 tokens \(--max-step-tokens\) takes"
     ):
         kv_pool_bytes(facts, decoder, None, 512)
+    on_gpu(8, 24)
+    with pytest.raises(
+        ModelError, match=r"no memory is left for KV.*, and --heads with --draft-kv-memory 6GiB"
+    ):
+        kv_pool_bytes(facts, decoder, None, 512, heads_bytes=6 * GIB)
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_read(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
+import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -11,7 +15,7 @@ import torch
 
 from outrider.cloud_verifier.backends.attention.plan import AttentionRule, ForwardPlan
 from outrider.cloud_verifier.backends.cuda import graphs
-from outrider.cloud_verifier.backends.cuda.graphs import Run, StepGraphs, graph_rows
+from outrider.cloud_verifier.backends.cuda.graphs import CudaCapture, Run, StepGraphs, graph_rows
 from outrider.cloud_verifier.verification.staging import Staging
 from outrider.kernels.kv_pool import KVPool
 
@@ -142,6 +146,66 @@ def test_where_nothing_can_be_captured_steps_run_and_one_line_is_logged(
     assert steps.num_runs == 5
     (record,) = caplog.records
     assert record.levelno == logging.WARNING and "operation not permitted" in record.getMessage()
+
+
+def test_a_graph_keeps_nothing_of_the_attention_that_it_was_captured_of(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which has up to 235 MB between its launches: all graphs compute in the same memory."""
+    captured: list[weakref.ref[Attention]] = []
+
+    def again(attention: Attention) -> Attention:
+        other = Attention(attention.fixed)
+        captured.append(weakref.ref(other))
+        return other
+
+    def capture(run: Run) -> Run:
+        out = run()
+        return lambda: out
+
+    monkeypatch.setattr(Attention, "again", again)
+    through = StepGraphs(steps.run, capture)
+    for grid in (4, 8):
+        for _ in range(3):
+            steps.step(through, [5, 3], grid)
+    gc.collect()
+    assert through.num_graphs == 2 and [each() for each in captured] == [None, None]
+
+
+def test_the_memory_of_graphs_is_what_they_take_beside_the_allocators_cache(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A capture begins by giving the cache back."""
+    cached, taken = [700], [0]
+
+    class Graph:
+        def replay(self) -> None: ...
+
+    @contextlib.contextmanager
+    def capturing(*_: object, **__: object) -> Iterator[None]:
+        torch.cuda.empty_cache()
+        yield
+
+    def run() -> torch.Tensor:
+        taken[0] += 30 * 2**20
+        return POOL
+
+    cuda = {
+        "graph_pool_handle": lambda: (0, 1),
+        "memory_reserved": lambda _: cached[0] * 2**20 + taken[0],
+        "empty_cache": lambda: cached.__setitem__(0, 0),
+        "CUDAGraph": Graph,
+        "graph": capturing,
+        "device": lambda _: contextlib.nullcontext(),
+    }
+    for name, stand_in in cuda.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    capture = CudaCapture(torch.device("cuda"))
+    with caplog.at_level(logging.INFO, logger="outrider"):
+        for _ in range(2):
+            cached[0] = 700
+            assert capture(run)() is POOL
+    assert [record.getMessage().rpartition(" in ")[2] for record in caplog.records] == ["30 MiB", "60 MiB"]
 
 
 def test_the_graph_that_was_used_longest_ago_goes_first(

@@ -17,9 +17,11 @@ from benchmarks.heads.service import CLOUD_ONLY, Case, Service
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.quantised import four_bit
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.heads.loading import load_head, load_heads
 from outrider.cloud_verifier.heads.modules import MedusaHead
-from outrider.common.errors import OutriderError
+from outrider.cloud_verifier.server.loading import load_models
+from outrider.common.errors import ModelError, OutriderError
 from outrider.common.models.fingerprint import target_fingerprint
 from outrider.common.types import SamplingParams
 
@@ -118,6 +120,42 @@ def test_two_directories_of_a_kind_are_refused(backend: TransformersBackend, tmp
     directory = make_heads(tmp_path / "heads", "medusa")
     with pytest.raises(OutriderError, match="a second directory of medusa"):
         load_heads([directory, directory], backend)
+
+
+def test_the_pool_leaves_room_for_heads_their_kv_and_features(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is missing or damaged is refused when the heads are loaded."""
+    heads, damaged = make_heads(tmp_path / "heads", "medusa"), make_heads(tmp_path / "damaged", "medusa")
+    (damaged / "model.safetensors").write_bytes(b"torn")
+    num_weights = sum(each.numel() for each in load_file(heads / "model.safetensors").values())
+    asked: list[object] = []
+
+    def load(*_: object, **options: object) -> None:
+        asked.append(options["heads_bytes"])
+        raise ModelError("no target here")
+
+    monkeypatch.setattr("outrider.cloud_verifier.backends.loading.load_target", load)
+    for dtype, number_bytes in (("auto", 2), ("float32", 4)):
+        config = ServeConfig(device="cuda", dtype=dtype, draft_kv_memory="3MiB")
+        for paths in ((), (str(heads), str(damaged), str(tmp_path / "missing"))):
+            with pytest.raises(ModelError, match="no target here"):
+                load_models(replace(config, heads=paths), None)
+        assert asked[-2:] == [0, (6 << 20) + number_bytes * num_weights]
+
+
+def test_heads_that_do_not_fit_on_the_device_are_refused_by_name(
+    backend: TransformersBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("out of memory")
+
+    directory = make_heads(tmp_path / "heads", "medusa")
+    monkeypatch.setattr(torch.nn.Module, "to", full)
+    with pytest.raises(
+        ModelError, match=f"--heads {directory}: no memory is left for it on cpu: lower --kv-memory"
+    ):
+        load_head(directory, backend)
 
 
 @pytest.mark.skipif(not four_bit.is_installed(), reason="needs the extra quant")
