@@ -82,12 +82,15 @@ def cut_passages(
 
 def _lines_of(path: Path, text: str) -> list[str]:
     documents = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # within a string JSON may have other line ends
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-            documents.append(str(record["text"] if "text" in record else record["prompt"]))
+            found = record["text"] if "text" in record else record["prompt"]
+            if not isinstance(found, str):
+                raise TypeError(f"{found!r} is no text")
+            documents.append(found)
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f'--text {path}:{number}: want an object with "text" or "prompt" on every line'

@@ -65,7 +65,9 @@ def _read_text(path: Path) -> str:
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    for number, line in enumerate(_read_text(path).splitlines(), 1):
+    for number, line in enumerate(
+        _read_text(path).split("\n"), 1
+    ):  # within a string JSON may have other line ends
         if not line.strip():
             continue
         try:

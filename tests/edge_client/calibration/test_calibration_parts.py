@@ -60,6 +60,12 @@ def test_passages_are_taken_from_the_whole_text_evenly() -> None:
     assert cut(document, num=2) == ["ABC>DE", "Z[\\>]^"]
 
 
+def test_a_line_of_jsonl_may_hold_other_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('{"text": "one\u2028two\x85"}\r\n{"prompt": "three"}\n'.encode())
+    assert read_texts([path]).documents == ("one\u2028two\x85", "three")
+
+
 def test_files_and_lines_of_jsonl_are_documents(tmp_path: Path) -> None:
     plain, lines = tmp_path / "a.md", tmp_path / "b.jsonl"
     plain.write_text("one\ntwo")
@@ -77,6 +83,7 @@ def test_files_and_lines_of_jsonl_are_documents(tmp_path: Path) -> None:
         ("empty.txt", b" \n", r"there is no text in it"),
         ("bad.jsonl", b'{"text": "a"}\n{"other": 1}\n', r"bad\.jsonl:2: want an object"),
         ("list.jsonl", b"[1]\n", r"list\.jsonl:1: want an object"),
+        ("null.jsonl", b'{"text": null}\n', r"null\.jsonl:1: want an object"),
     ],
 )
 def test_files_that_cannot_serve_are_named(
