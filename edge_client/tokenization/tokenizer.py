@@ -34,6 +34,7 @@ class EdgeTokenizer:
         except Exception as error:  # the library raises bare exceptions
             raise ModelError(f"{tokenizer_json} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self._path = tokenizer_json
         # A unigram model does not name its unknown token.
         unknown = getattr(self._tokenizer.model, "unk_token", "<unk>")

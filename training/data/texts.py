@@ -48,6 +48,7 @@ def encode_texts(texts: Iterator[str], tokenizer_json: Path, separator_id: int, 
         raise ValueError(f"{tokenizer_json} is missing: the target's directory needs its tokenizer.json")
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
     tokenizer.no_truncation()
+    tokenizer.no_padding()
     ids: list[int] = []
     for text in texts:
         ids.append(separator_id)
