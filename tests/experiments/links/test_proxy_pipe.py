@@ -66,8 +66,8 @@ class Sink:
 def test_a_connection_that_is_not_open_yet_holds_up_no_other() -> None:
     timers, link = Timers(), VirtualLink(LinkProfile(rtt_ms=100, up_mbit=8))
     other = VirtualLink(link.profile, beside=link)
-    fresh = Pipe(timers, link.paths[0], link.up, first_s=0.1)  # type: ignore[arg-type]
-    running = Pipe(timers, link.paths[0], other.up, first_s=0.0)  # type: ignore[arg-type]
+    fresh = Pipe(timers, link.paths[0], link.up, first_s=0.1)
+    running = Pipe(timers, link.paths[0], other.up, first_s=0.0)
     fresh_sink, running_sink = Sink(timers), Sink(timers)
     fresh.sink, running.sink = fresh_sink, running_sink  # type: ignore[assignment]
     fresh.put(b"hello")
@@ -75,7 +75,7 @@ def test_a_connection_that_is_not_open_yet_holds_up_no_other() -> None:
     timers.time_s = 0.01
     running.put(bytes(948))  # 1,000 bytes with headers: 1 ms
     timers.run()
-    assert running_sink.written == [(pytest.approx(0.061), bytes(948))]
-    hello, end = fresh_sink.written
-    assert hello == (pytest.approx(0.15 + 57e-6), b"hello")
-    assert end == (pytest.approx(0.15 + 110e-6), b"")
+    ((at_s, data),) = running_sink.written
+    assert at_s == pytest.approx(0.061) and data == bytes(948)
+    assert [data for _, data in fresh_sink.written] == [b"hello", b""]
+    assert [at_s for at_s, _ in fresh_sink.written] == pytest.approx([0.15 + 57e-6, 0.15 + 110e-6])
