@@ -48,6 +48,12 @@ def test_documents_are_cut_into_passages_that_do_not_overlap() -> None:
     assert cut("abcdefghijkl", needs=False) == ["abc>de", "def>gh", "ghi>jk", "jkl>"][:3]
 
 
+def test_prompts_alone_are_taken_from_all_of_a_document() -> None:
+    assert cut("abcdefghijkl", following=0, needs=False) == ["abc>", "def>", "ghi>", "jkl>"]
+    assert cut("abcdefgh", "ij", following=0, needs=False) == ["abc>", "def>", "ij>"]
+    assert cut("abcdefghijkl", num=2, following=0, needs=False) == ["abc>", "ghi>"]
+
+
 def test_a_short_document_is_a_prompt_as_a_whole_or_half_of_it_is() -> None:
     assert cut("ab", needs=False) == ["ab>"]
     assert cut("abc", "ab") == ["a>bc", "a>b"]
