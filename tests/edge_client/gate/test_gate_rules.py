@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -253,3 +254,12 @@ def test_a_block_that_begins_within_a_character_is_judged_by_its_own_text() -> N
         block.append(token_id)
     (rule,) = create_rules(["digits"])
     assert block.text == "😀 nice" and not rule.hard_tokens(block)
+
+
+def test_names_are_found_where_accents_are_characters_of_their_own() -> None:
+    text = unicodedata.normalize("NFD", "we met Émile and Zoë in Kraków, à propos")
+    assert [unicodedata.normalize("NFC", each) for each in found(find_names, text)] == [
+        "Émile",
+        "Zoë",
+        "Kraków",
+    ]
