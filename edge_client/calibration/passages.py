@@ -60,7 +60,8 @@ def cut_passages(
     needs_following: bool,
 ) -> list[Passage]:
     """Returns at most `num_passages`, spread evenly over all documents. A document that is no longer than a
-    prompt is one passage, unless `needs_following`. Raises `UsageError` where there is none."""
+    prompt is one passage, unless `needs_following`; what is left at the end of a longer one is none. Raises
+    `UsageError` where there is none."""
     stride = num_prompt_tokens + num_following_tokens if needs_following else num_prompt_tokens
     passages = []
     for document in documents:
@@ -72,7 +73,10 @@ def cut_passages(
         for start in range(0, len(ids), stride):
             end = start + num_prompt_tokens
             passage = Passage(ids[start:end], ids[end : end + num_following_tokens])
-            if passage.following_ids or not (needs_following or start):
+            is_enough = not start or (
+                not num_following_tokens and len(passage.prompt_ids) == num_prompt_tokens
+            )
+            if passage.following_ids or (is_enough and not needs_following):
                 passages.append(passage)
     if not passages:
         raise UsageError("--text: too short: it takes documents of some tokens")
@@ -82,12 +86,15 @@ def cut_passages(
 
 def _lines_of(path: Path, text: str) -> list[str]:
     documents = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # within a string JSON may have other line ends
         if not line.strip():
             continue
         try:
             record = json.loads(line)
-            documents.append(str(record["text"] if "text" in record else record["prompt"]))
+            found = record["text"] if "text" in record else record["prompt"]
+            if not isinstance(found, str):
+                raise TypeError(f"{found!r} is no text")
+            documents.append(found)
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(
                 f'--text {path}:{number}: want an object with "text" or "prompt" on every line'

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from outrider.edge_client.gate.words import Span
 
-_WORD = re.compile(r"[^\W\d_](?:\w|['’-](?=\w))*")
+_WORD = re.compile(r"[^\W\d_](?:[\w\u0300-\u036F]|['’-](?=\w))*")  # accents may be characters of their own
 _NO_NAMES = frozenset({"I", "I'm", "I've", "I'd", "I'll", "I’m", "I’ve", "I’d", "I’ll", "OK", "Ok"})
 # What stands before the first word of a line or of a sentence; not "J. " or "Dr. ", after which names come.
 _BEGINS = re.compile(r"(?:^|\n)[\s>#*/|\"'“‘(\[{-]*$|[.!?…:;][\"'”’)\]}*_]*\s+[\"'“‘(\[*_]*$")

@@ -100,9 +100,9 @@ def _find(directory: Path) -> ChatTemplate | None:
         directory / name for name in (TEMPLATE_FILE, TOOL_TEMPLATE_FILE, CONFIG_FILE)
     )
     if path.is_file():
-        named = {"default": (path.read_text(encoding="utf-8"), path)}
+        named = {"default": (_read_source(path), path)}
         if tool_path.is_file():
-            named["tool_use"] = (tool_path.read_text(encoding="utf-8"), tool_path)
+            named["tool_use"] = (_read_source(tool_path), tool_path)
     else:
         named = {name: (source, config_path) for name, source in _named(config.get("chat_template")).items()}
     if "default" not in named:
@@ -111,6 +111,13 @@ def _find(directory: Path) -> ChatTemplate | None:
         name: ChatTemplate(source, str(origin), special_tokens) for name, (source, origin) in named.items()
     }
     return replace(made["default"], for_tools=made.get("tool_use"))
+
+
+def _read_source(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
 
 
 def _named(given: object) -> dict[str, str]:

@@ -5,13 +5,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 from outrider.common.errors import ModelError, UsageError
 from outrider.common.models import fingerprint
 
 log = logging.getLogger(__name__)
+
+_REPLACEMENT = "\ufffd"  # stands for bytes that are no character
+_CHARACTER_TOKENS = 16  # more than a character has
 
 
 class EdgeTokenizer:
@@ -30,6 +34,7 @@ class EdgeTokenizer:
         except Exception as error:  # the library raises bare exceptions
             raise ModelError(f"{tokenizer_json} cannot be read: {error}") from error
         self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self._path = tokenizer_json
         # A unigram model does not name its unknown token.
         unknown = getattr(self._tokenizer.model, "unk_token", "<unk>")
@@ -103,7 +108,35 @@ class EdgeTokenizer:
         Special tokens give no text unless `has_special_tokens`, and a partial character gives none until its last
         token. `prompt_ids` are the tokens before, so that a leading space is kept.
         """
+        return _TextStream(self._tokenizer, prompt_ids or [], not has_special_tokens)
+
+
+class _TextStream:
+    """Gives out the text of tokens as it becomes complete, by the library's `DecodeStream`."""
+
+    def __init__(self, tokenizer: Any, prompt_ids: list[int], skips_special_tokens: bool) -> None:
         from tokenizers.decoders import DecodeStream
 
-        stream = DecodeStream(ids=prompt_ids or [], skip_special_tokens=not has_special_tokens)
-        return lambda token_id: stream.step(self._tokenizer, token_id) or ""
+        self._tokenizer = tokenizer
+        self._new = partial(DecodeStream, skip_special_tokens=skips_special_tokens)
+        self._stream = self._new(ids=prompt_ids)
+        self._silent_ids: list[int] = []  # the newest tokens, which gave no text yet
+        self._prompt = ""  # its text, where it seems to end within a character: the stream then repeats it
+        decode = partial(tokenizer.decode, skip_special_tokens=skips_special_tokens)
+        if decode(prompt_ids[-_CHARACTER_TOKENS:]).endswith(_REPLACEMENT):
+            self._prompt = decode(prompt_ids)
+
+    def __call__(self, token_id: int) -> str:
+        self._silent_ids.append(token_id)
+        try:
+            text = self._stream.step(self._tokenizer, token_id) or ""
+        except Exception:
+            # A bare one: with these bytes, which are no character, ones before them that were given out as text count
+            # as damaged too.
+            self._stream = self._new(ids=[])
+            text = "".join(self._stream.step(self._tokenizer, each) or "" for each in self._silent_ids)
+        if not text:
+            return ""
+        self._silent_ids.clear()
+        prompt, self._prompt = self._prompt, ""
+        return text.removeprefix(prompt if text.startswith(prompt) else prompt.rstrip(_REPLACEMENT))

@@ -52,6 +52,7 @@ class TextPrinter:
         self._is_coloured = self._is_terminal and has_colour
         self._can_redraw = can_redraw(out)
         self._pieces: list[tuple[str, str]] = []  # text and colour of each token
+        self._first = 0  # token below the last remark: none before it is redrawn
         self._redraw_from: int | None = None  # the first token whose colour changed
         self._last = ""
 
@@ -91,21 +92,23 @@ class TextPrinter:
     def _take_back(self, num_tokens: int) -> None:
         if not self._erase_from(num_tokens):
             self._write(f"\n[{len(self._pieces) - num_tokens} tokens above are taken back]\n", "")
+            self._first = num_tokens
         del self._pieces[num_tokens:]
 
     def _erase_from(self, num_tokens: int) -> bool:
-        """Erases all tokens but the first `num_tokens`; returns False where they begin above the screen."""
-        if not self._can_redraw:
+        """Erases all tokens but the first `num_tokens`; returns False where they begin above the screen or above a
+        remark."""
+        if not self._can_redraw or num_tokens < self._first:
             return False
         num_columns, num_rows = shutil.get_terminal_size()
-        shown = [text for text, _ in self._pieces]
-        kept_rows = row_starts("".join(shown[:num_tokens]), num_columns)
+        shown, num_kept = [text for text, _ in self._pieces[self._first :]], num_tokens - self._first
+        kept_rows = row_starts("".join(shown[:num_kept]), num_columns)
         num_up = len(row_starts("".join(shown), num_columns)) - len(kept_rows)
         if num_up >= num_rows:
             return False
         self._out.write((f"\x1b[{num_up}A" if num_up else "") + "\r\x1b[J")
         num_before = 0
-        for text, colour in self._pieces[:num_tokens]:  # the rest of the row, in its colours
+        for text, colour in self._pieces[self._first : num_tokens]:  # the rest of the row, in its colours
             self._write(text[max(0, kept_rows[-1] - num_before) :], colour)
             num_before += len(text)
         self._out.flush()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from outrider.common.errors import UsageError
 from outrider.experiments.links.base import REALISATIONS, create_realisation
 from outrider.experiments.links.calibration.measure import (
     SHORT,
@@ -35,7 +36,8 @@ def exp_links(found: Calibration) -> tuple[Measure, dict[str, Any]]:
 
 
 def run(names: Sequence[str], plan: Plan) -> Calibration:
-    """Calibrates with a line a point on stderr, and how long it will take."""
+    """Calibrates with a line a point on stderr, and how long it will take. Raises UsageError where no realisation
+    works here."""
     working = [name for name in names if not create_realisation(name).refusals(LinkProfile(rtt_ms=1))]
     total, begin_s, done = len(working) * num_points(plan), time.monotonic(), 0
 
@@ -48,6 +50,8 @@ def run(names: Sequence[str], plan: Plan) -> Calibration:
     found = calibrate(names, plan, on_point)
     for name, reasons in found.refused.items():
         print(f"{name}: not measured: {'; '.join(reasons)}", file=sys.stderr)
+    if not found.points:
+        raise UsageError(f"--realisation {' '.join(names)}: none of them works here, so nothing was measured")
     return found
 
 

@@ -10,8 +10,10 @@ import argparse
 import dataclasses
 import signal
 import threading
+from typing import Any
 
 from outrider.common.config.addresses import split_address
+from outrider.common.errors import UsageError
 from outrider.experiments.links.base import REALISATIONS, check_realisable, create_realisation
 from outrider.experiments.links.profile import LinkProfile
 from outrider.experiments.links.profiles import NAMED, load_profile
@@ -26,7 +28,7 @@ def _parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--profile", default="4g", metavar="NAME", help="default: 4g")
     example = "such as rtt_ms=80 loss=0.01"
-    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help=example)
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="FIELD=VALUE", help=example)
     parser.add_argument("--upstream", default="127.0.0.1:7077", metavar="HOST:PORT", help="the verifier")
     parser.add_argument("--realisation", default="proxy", choices=REALISATIONS[1:])
     return parser.parse_args()
@@ -35,8 +37,18 @@ def _parse_arguments() -> argparse.Namespace:
 def _chosen_profile(name: str, changes: list[str]) -> LinkProfile:
     import yaml
 
-    fields = dict(change.partition("=")[::2] for change in changes)
-    return load_profile({"base": name, **{key: yaml.safe_load(value) for key, value in fields.items()}})
+    fields: dict[str, Any] = {"base": name}
+    for change in changes:
+        field, equals, value = change.partition("=")
+        try:
+            fields[field] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise UsageError(
+                f"--set {change}: the value is not YAML: give a number, a word or a list"
+            ) from error
+        if not equals:
+            raise UsageError(f"--set {change}: want FIELD=VALUE, such as rtt_ms=80")
+    return load_profile(fields)
 
 
 def main() -> int:

@@ -28,9 +28,11 @@ def load_prompts(
     path = path or EMBEDDED_PROMPTS
     prompts = []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # within a string JSON may have other line ends
     except OSError as error:
         raise UsageError(f"{named} {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{named} {path} is not UTF-8: {error}") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

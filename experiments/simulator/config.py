@@ -136,6 +136,11 @@ def load_system(source: Path | Mapping[str, Any], **changes: Any) -> System:
     where = str(source) if isinstance(source, Path) else "system"
     content = {**(read_mapping(source, _HINT) if isinstance(source, Path) else source), **changes}
     config = load_config(SystemConfig, content=(content, where), env={}).value
+    if config.warmup_s >= config.seconds:
+        raise UsageError(
+            f"{where}: warmup_s is {config.warmup_s:g} and seconds {config.seconds:g}, so that nothing would count; "
+            "give more seconds, or less warm-up"
+        )
     times = load_times(config.times)
     verifiers = [
         _plan_verifiers(group, f"{where}: verifiers[{number}]", times)

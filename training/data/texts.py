@@ -48,6 +48,7 @@ def encode_texts(texts: Iterator[str], tokenizer_json: Path, separator_id: int, 
         raise ValueError(f"{tokenizer_json} is missing: the target's directory needs its tokenizer.json")
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
     tokenizer.no_truncation()
+    tokenizer.no_padding()
     ids: list[int] = []
     for text in texts:
         ids.append(separator_id)
@@ -65,7 +66,9 @@ def _read_text(path: Path) -> str:
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    for number, line in enumerate(_read_text(path).splitlines(), 1):
+    for number, line in enumerate(
+        _read_text(path).split("\n"), 1
+    ):  # within a string JSON may have other line ends
         if not line.strip():
             continue
         try:

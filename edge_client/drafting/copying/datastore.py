@@ -95,8 +95,10 @@ def build_datastore(
     """Writes the datastore of text files; returns its tokens and its bytes. `out` is replaced once all is written.
 
     Raises `UsageError` for a file that cannot be read or is not UTF-8, where there is no text, and where `out` is
-    another file, which stays.
+    another file, which stays, or a directory.
     """
+    if out.is_dir():
+        raise UsageError(f"{out} is a directory: name the datastore to write last, after the files")
     if out.is_file() and not _is_datastore(out):
         raise UsageError(
             f"{out} exists and is no datastore: name the datastore to write last, after the files"

@@ -170,7 +170,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names=dict(_GEMMA2.names) | _HEAD_NORMS,
         defaults=dict(_GEMMA2.defaults)
         | {"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window_pattern": 6}
-        | {"rope_theta": 1_000_000.0},
+        | {"rope_theta": 1_000_000.0, "rope_local_base_freq": 10_000.0},
     ),
     "GPTNeoXForCausalLM": _NEOX,
     "GPT2LMHeadModel": _GPT2,

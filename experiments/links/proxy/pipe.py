@@ -70,9 +70,14 @@ class Pipe:
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None
+        if self._clock.now_s() < self._first_s and (self._unsent or self.has_ended):
+            # Nor into the bottleneck, which other connections share.
+            self._retry = self._clock.call_at(self._first_s, self._admit)
+            self._regulate()
+            return
         while self._unsent:
             chunk = bytes(self._unsent[: self._chunk_bytes])
-            now_s = max(self._clock.now_s(), self._first_s)
+            now_s = self._clock.now_s()
             if not self._path.has_room(now_s, wire_bytes(len(chunk))):
                 self._retry = self._clock.call_at(now_s + _RETRY_S, self._admit)
                 break

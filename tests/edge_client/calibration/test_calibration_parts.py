@@ -48,6 +48,12 @@ def test_documents_are_cut_into_passages_that_do_not_overlap() -> None:
     assert cut("abcdefghijkl", needs=False) == ["abc>de", "def>gh", "ghi>jk", "jkl>"][:3]
 
 
+def test_prompts_alone_are_taken_from_all_of_a_document() -> None:
+    assert cut("abcdefghijkl", following=0, needs=False) == ["abc>", "def>", "ghi>", "jkl>"]
+    assert cut("abcdefgh", "ij", following=0, needs=False) == ["abc>", "def>", "ij>"]
+    assert cut("abcdefghijkl", num=2, following=0, needs=False) == ["abc>", "ghi>"]
+
+
 def test_a_short_document_is_a_prompt_as_a_whole_or_half_of_it_is() -> None:
     assert cut("ab", needs=False) == ["ab>"]
     assert cut("abc", "ab") == ["a>bc", "a>b"]
@@ -58,6 +64,12 @@ def test_a_short_document_is_a_prompt_as_a_whole_or_half_of_it_is() -> None:
 def test_passages_are_taken_from_the_whole_text_evenly() -> None:
     document = "".join(chr(ord("A") + n) for n in range(50))
     assert cut(document, num=2) == ["ABC>DE", "Z[\\>]^"]
+
+
+def test_a_line_of_jsonl_may_hold_other_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('{"text": "one\u2028two\x85"}\r\n{"prompt": "three"}\n'.encode())
+    assert read_texts([path]).documents == ("one\u2028two\x85", "three")
 
 
 def test_files_and_lines_of_jsonl_are_documents(tmp_path: Path) -> None:
@@ -77,6 +89,7 @@ def test_files_and_lines_of_jsonl_are_documents(tmp_path: Path) -> None:
         ("empty.txt", b" \n", r"there is no text in it"),
         ("bad.jsonl", b'{"text": "a"}\n{"other": 1}\n', r"bad\.jsonl:2: want an object"),
         ("list.jsonl", b"[1]\n", r"list\.jsonl:1: want an object"),
+        ("null.jsonl", b'{"text": null}\n', r"null\.jsonl:1: want an object"),
     ],
 )
 def test_files_that_cannot_serve_are_named(

@@ -327,6 +327,9 @@ def test_what_is_no_datastore_is_not_replaced_and_no_part_of_one_is_left(tmp_pat
         build_datastore([tmp_path / "text"], tmp_path / "bad", encode, "")
     with pytest.raises(UsageError, match="bad: is not UTF-8"):
         build_datastore([tmp_path / "bad"], tmp_path / "out", encode, "")
+    for directory in (tmp_path, Path(".")):
+        with pytest.raises(UsageError, match="is a directory: name the datastore to write last"):
+            build_datastore([tmp_path / "text"], directory, encode, "")
     (tmp_path / "nothing").write_text("")
     with pytest.raises(UsageError, match="1 tokens are no datastore"):
         build_datastore([tmp_path / "nothing"], tmp_path / "out", encode, "")

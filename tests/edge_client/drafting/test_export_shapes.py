@@ -105,15 +105,18 @@ def test_a_configuration_of_earlier_releases_is_the_same_model(name: str, tmp_pa
     assert old.fingerprint == new.fingerprint
 
 
-def test_gemma3_of_earlier_releases_has_two_bases_and_a_pattern(tmp_path: Path) -> None:
+@pytest.mark.parametrize("local", [{"rope_local_base_freq": 10_000.0}, {}], ids=["written", "left out"])
+def test_gemma3_of_earlier_releases_has_two_bases_and_a_pattern(
+    tmp_path: Path, local: dict[str, float]
+) -> None:
     hf_dir = make_dir(tmp_path / "hf", "gemma3, window of 8")
     new = export_draft(hf_dir, tmp_path / "new")
     edit_config(
         hf_dir,
         ("layer_types", "rope_parameters", "_sliding_window_pattern"),
         rope_theta=1_000_000.0,
-        rope_local_base_freq=10_000.0,
         sliding_window_pattern=2,
+        **local,
     )
     assert export_draft(hf_dir, tmp_path / "old").fingerprint == new.fingerprint
 

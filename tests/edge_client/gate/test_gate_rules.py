@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from outrider.edge_client.gate.text_rule import BlockText, Find
 from outrider.edge_client.gate.thresholds import GateThresholds
 from outrider.edge_client.gate.words import WordCounts, count_words, packed
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
+from outrider.models import EMBEDDED
 
 Pieces = Sequence[str]
 WORDS = count_words(["The model reads the whole text and the reader follows it"])
@@ -241,3 +243,23 @@ def test_a_missing_spacy_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(__import__("sys").modules, "spacy", None)
     with pytest.raises(UsageError, match=r"--gate-ner en needs spacy: pip install 'outrider\[ner\]'"):
         create_rules(["entities"], RuleNeeds(ner="en"))
+
+
+def test_a_block_that_begins_within_a_character_is_judged_by_its_own_text() -> None:
+    tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
+    token_ids = tokenizer.encode("room 42 is 😀 nice")
+    start = next(index for index, each in enumerate(token_ids) if "\ufffd" in tokenizer.decode([each])) + 2
+    block = BlockText(token_ids[:start], tokenizer.decoder)
+    for token_id in token_ids[start:]:
+        block.append(token_id)
+    (rule,) = create_rules(["digits"])
+    assert block.text == "😀 nice" and not rule.hard_tokens(block)
+
+
+def test_names_are_found_where_accents_are_characters_of_their_own() -> None:
+    text = unicodedata.normalize("NFD", "we met Émile and Zoë in Kraków, à propos")
+    assert [unicodedata.normalize("NFC", each) for each in found(find_names, text)] == [
+        "Émile",
+        "Zoë",
+        "Kraków",
+    ]

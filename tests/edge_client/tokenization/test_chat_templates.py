@@ -83,6 +83,9 @@ def test_a_file_that_is_missing_or_no_jinja_is_named(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{% for %}")
     with pytest.raises(ModelError, match=r"chat_template.jinja holds .* not Jinja"):
         load_chat_template(tmp_path)
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelError, match=r"chat_template.jinja cannot be read: 'utf-8'"):
+        load_chat_template(tmp_path)
 
 
 @pytest.mark.parametrize("is_listed", [True, False], ids=["in the configuration", "in files"])

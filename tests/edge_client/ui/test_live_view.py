@@ -251,6 +251,21 @@ def test_what_scrolled_away_is_said_to_be_taken_back(screen: Screen) -> None:
     assert screen.rows[-2:] == ["[20 tokens above are taken back]", "right"]
 
 
+def test_what_is_taken_back_after_that_is_erased_where_it_stands(screen: Screen) -> None:
+    printer = TextPrinter(screen)
+    kept = "kept, up to the middle of the row "
+    for event in [token(0, kept), *tokens(["wrong\n"] * 20, Origin.FALLBACK, 1)]:
+        printer.show(event)
+    printer.show(RolledBackEvent(1, len(kept)))
+    for event in [token(1, "right, "), token(2, "wrong again", Origin.FALLBACK)]:
+        printer.show(event)
+    printer.show(RolledBackEvent(2, len(kept) + 7))
+    printer.show(token(2, "as before", Origin.CORRECTION))
+    assert screen.rows[-2:] == ["[20 tokens above are taken back]", "right, as before"]
+    printer.show(RolledBackEvent(0, 0))
+    assert screen.rows[-2:] == ["right, as before", "[3 tokens above are taken back]"]
+
+
 def test_a_mark_that_went_changes_the_colour(screen: Screen) -> None:
     printer = TextPrinter(screen)
     for event in [token(0, "a "), token(1, "b "), MarkClearedEvent(0), *tokens(["c"], Origin.FALLBACK, 2)]:

@@ -10,7 +10,7 @@ import pytest
 from support.timed import timed
 
 from outrider.common.errors import UsageError
-from outrider.experiments.links.calibrate import exp_links
+from outrider.experiments.links.calibrate import exp_links, run
 from outrider.experiments.links.calibration.measure import (
     Calibration,
     Plan,
@@ -55,6 +55,14 @@ def test_what_cannot_be_measured_here_is_named_with_its_reason(monkeypatch: pyte
     assert calibrate(["tun"], Plan()).refused == {"tun": ["no root"]}
     with pytest.raises(UsageError, match="did you mean"):
         calibrate(["prox"], Plan())
+
+
+def test_where_nothing_can_be_measured_the_command_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "outrider.experiments.links.tun.realisation.Tun.refusals", lambda self, profile: ["no root"]
+    )
+    with pytest.raises(UsageError, match="--realisation tun: none of them works here"):
+        run(["tun"], Plan())
 
 
 def test_a_short_calibration_goes_with_a_result() -> None:

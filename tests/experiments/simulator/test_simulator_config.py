@@ -16,7 +16,7 @@ from outrider.experiments.simulator.parts.times import DEFAULT_TIMES, load_times
 from outrider.experiments.simulator.run import play
 from outrider.experiments.simulator.shards import num_parts, play_parts
 
-SYSTEMS = Path(__file__).resolve().parents[3] / "benchmarks" / "systems"
+SYSTEMS = Path(__file__).resolve().parents[3] / "experiments" / "simulator" / "systems"
 
 
 def write(path: Path, description: dict) -> Path:
@@ -39,6 +39,7 @@ def write(path: Path, description: dict) -> Path:
         ({"verifiers": [{"name": "a"}, {"name": "a"}]}, "called alike"),
         ({"verifiers": [{"serve": {"max_sesions": 1}}]}, "did you mean max_sessions"),
         ({"times": "slow"}, "times: cannot read"),
+        ({"seconds": 5, "warmup_s": 5}, "warmup_s is 5 and seconds 5, so that nothing would count"),
     ],
 )
 def test_mistakes_are_named_with_their_place(description, words):
