@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from outrider.edge_client.controller.acceptance import AcceptanceEstimator
-from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
+from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, round_s
 from outrider.edge_client.controller.cost_model_pipelined import branching_token_s
 from outrider.edge_client.controller.round_costs import RoundCosts
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
@@ -23,7 +23,7 @@ class Conditions:
         self.costs = RoundCosts()
         self.acceptance = AcceptanceEstimator(is_copied)
         self.window = 1  # rounds that may be in flight now
-        self.shares_processors = False
+        self._pipelined_logs, self._num_pipelined = 0.0, 0.0
         self._tree_tokens = self._expected_tree_tokens = SETTINGS.tree_yield_weight_tokens
         self._tree_time_logs, self._num_tree_times = 0.0, SETTINGS.tree_excess_weight_rounds
         self._length = 4
@@ -42,14 +42,11 @@ class Conditions:
         step_token_s: float = 0.0,
         *,
         would_be_accepted: bool | None = None,
-        shares_processors: bool = False,
     ) -> None:
-        """Adds an opening: the prompt's forward, the step times that the verifier states (0: none), whether the
-        draft proposed the opening's own token (None: it was not asked), and whether the verifier computes on
-        this machine's processors."""
+        """Adds an opening: the prompt's forward, the step times that the verifier states (0: none), and whether the
+        draft proposed the opening's own token (None: it was not asked)."""
         if would_be_accepted is not None:
             self.acceptance.posterior.observe(int(would_be_accepted), int(not would_be_accepted))
-        self.shares_processors = shares_processors
         self.costs.observe_rtt(rtt_s)
         self.costs.observe_draft(draft_token_s, 1)
         self.costs.observe_opening(forward_s, step_fixed_s, step_token_s)
@@ -68,6 +65,8 @@ class Conditions:
             self._observe_branches(record)
         if record.is_answered:
             self.costs.observe(record)
+            if record.window > 1 and record.since_ms and record.num_draft_tokens and record.main_path is None:
+                self._observe_pipelined(record)
 
     def _observe_branches(self, record: RoundRecord) -> None:
         num_accepted, num_drafted = record.as_chain
@@ -76,6 +75,27 @@ class Conditions:
             self._num_rejections = SETTINGS.branch_memory_per_rejection * self._num_rejections + 1
             self._num_hits = SETTINGS.branch_memory_per_rejection * self._num_hits
         self._num_hits += record.is_guess_hit
+
+    def _observe_pipelined(self, record: RoundRecord) -> None:
+        """Adds the time since the answer before it : the expected one. A round that was sent ahead follows after the
+        longer of a draft and a verification, another one after a whole round."""
+        models, link = self.estimate()
+        whole_s = round_s(record.num_draft_tokens, models, link)
+        period_s = max(models.draft_s(record.num_draft_tokens), models.verify_s(record.num_draft_tokens))
+        expected_s = period_s if record.pipelined_hit else whole_s
+        if record.is_guess_hit:
+            expected_s = whole_s - SETTINGS.branch_spared_share * (whole_s - period_s)
+        memory = SETTINGS.acceptance_memory_per_round
+        self._pipelined_logs = memory * self._pipelined_logs + math.log(record.since_ms / 1e3 / expected_s)
+        self._num_pipelined = memory * self._num_pipelined + 1
+
+    @property
+    def pipelined_excess(self) -> float:
+        """Returns the time that pipelined rounds take : the cost model's. Where both sides share processors a draft
+        slows the verification that it overlaps."""
+        weight = SETTINGS.pipelined_excess_weight_rounds
+        logs = weight * math.log1p(SETTINGS.pipelined_excess_share) + self._pipelined_logs
+        return math.exp(logs / (weight + self._num_pipelined))
 
     def observe_tree(self, num_tokens: int, expected: float, time_ratio: float) -> None:
         """Adds what a tree brought, what was expected of it, and its round's time : the expected one."""

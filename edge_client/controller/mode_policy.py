@@ -127,7 +127,7 @@ class ModePolicy:
         table, posterior = self._current_table(models, link), self.posterior.probabilities
         places = [i for i, weight in enumerate(posterior) if weight > SETTINGS.min_alpha_probability]
         weights = [posterior[i] for i in places]
-        times = {mode: [table.token_s(mode, i) for i in places] for mode in self._considered(link)}
+        times = {mode: [table.token_s(mode, i) for i in places] for mode in self._modes}
         prospects = self._prospects(times, weights, num_tokens, link.rtt_s)
         best = min(prospects, key=prospects.__getitem__)
         self.expected_ms = {mode: 1e3 * total_s / num_tokens for mode, total_s in prospects.items()}
@@ -175,18 +175,11 @@ class ModePolicy:
         if self._has_trees:
             trees = tree_costs(models, link, self.conditions.costs.tree_draft_line())
         tree_yield = self.conditions.tree_yield
-        table = _TimeTable(models, link, length, self.conditions.branch_hit_share, trees, tree_yield)
+        excess = self.conditions.pipelined_excess
+        table = _TimeTable(models, link, length, self.conditions.branch_hit_share, excess, trees, tree_yield)
         if self._table is None or not table.is_near(self._table):
             self._table = table
         return self._table
-
-    def _considered(self, link: LinkCosts) -> list[ExecutionMode]:
-        """Returns the modes to choose among. On shared processors a draft slows the verification that it overlaps,
-        so rounds are pipelined only where there is a round trip to hide."""
-        is_slowed = self.conditions.shares_processors and link.rtt_s < SETTINGS.min_shared_rtt_s
-        if not is_slowed or ExecutionMode.SPECULATIVE not in self._modes:
-            return list(self._modes)
-        return [mode for mode in self._modes if mode is not ExecutionMode.PIPELINED]
 
     # ------------------------------------------------------------------------------------------- window
 
@@ -217,17 +210,20 @@ class _TimeTable:
         link: LinkCosts,
         length: int | None,
         branch_hit_share: float,
+        pipelined_excess: float,
         trees: TreeCosts | None,
         tree_yield: float,
     ) -> None:
         self._models, self._link, self._trees, self._tree_yield = models, link, trees, tree_yield
         self._length, self._branch_hit_share = length, branch_hit_share
+        self._pipelined_excess = pipelined_excess
         fixed_s = models.draft_fixed_s + models.verify_fixed_s
         times = (models.draft_token_s, models.target_token_s, fixed_s, models.verify_token_s, link.rtt_s)
         self._costs = (
             *times,
             float(length or 0),
             1.0 - branch_hit_share,
+            pipelined_excess,
             trees.node_s if trees else 0.0,
             tree_yield,
         )
@@ -271,4 +267,4 @@ class _TimeTable:
         most = None if self._length is None else SETTINGS.max_in_flight
         share = self._branch_hit_share
         token_s = branching_token_s(alpha, num_draft_tokens, self._models, self._link, most, share)
-        return (1 + SETTINGS.pipelined_excess_share) * token_s
+        return self._pipelined_excess * token_s

@@ -99,8 +99,8 @@ class ControllerSettings:
     decision_interval_tokens: int = 16  # a mode is assumed to hold for about so long
     min_gain_share: float = 0.03  # of that interval's time: two modes that cost the same must not alternate
     first_gain_share: float = 0.2  # of it by which rounds must be better to be begun with
-    min_shared_rtt_s: float = 0.01  # two busy cores with both sides show trips of 1 to 8 ms on loopback
-    pipelined_excess_share: float = 0.03  # of pipelined rounds over their model: no doubt ends a draft
+    pipelined_excess_share: float = 0.03  # of pipelined rounds over their model, until some were measured:
+    pipelined_excess_weight_rounds: float = 8.0  # no doubt ends a draft, and processors may be shared
     min_alpha_probability: float = 0.002  # of a rate, below which a decision leaves it out
     cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
     min_rounds: int = 2  # before round times are used: the first finds cold caches

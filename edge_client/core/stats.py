@@ -25,6 +25,7 @@ class RoundRecord:
     has_no_proposal: bool = False  # a draft was wanted, and the strategy had none
     draft_ms: float = 0.0
     edge_ms: float = 0.0  # from the answer before to its sending, without drafting; 0: not measured
+    since_ms: float = 0.0  # from the answer before to its own; 0: not measured
     rtt_ms: float = 0.0
     net_ms: float = 0.0
     queue_ms: float = 0.0

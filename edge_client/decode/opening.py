@@ -22,7 +22,6 @@ from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.reverify import reconcile
-from outrider.edge_client.transport.link.targets import parse_target
 from outrider.edge_client.transport.remote_verifier import SessionLostError
 
 _FIRST_MESSAGE_S = 2.0  # a rebuild that computes for longer reports `Progress` earlier
@@ -82,7 +81,6 @@ def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> N
         opened.step_fixed_ns / 1e9,
         opened.step_token_ns / 1e9,
         would_be_accepted=would_be_accepted,
-        shares_processors=opened.model.device == "cpu" and parse_target(state.remote.address).is_loopback,
     )
 
 

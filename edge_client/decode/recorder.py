@@ -99,6 +99,7 @@ class Recorder:
                 has_no_proposal=round_.has_no_proposal,
                 draft_ms=round_.draft_ms,
                 edge_ms=round_.edge_ms,
+                since_ms=round_.since_ms,
                 rtt_ms=answer.wait_s * 1e3,
                 net_ms=answer.wait_s * 1e3 - metrics.total_ns / 1e6,
                 queue_ms=metrics.queue_ns / 1e6,

@@ -225,6 +225,8 @@ class RoundPipeline:
     def judge(self, answer: Answer) -> list[SessionEvent]:
         """Applies the verdict of the oldest round, and drops the rounds that assumed something else."""
         state, answered = self._state, self._rounds.popleft()
+        if self._came_s is not None:
+            answered.since_ms = 1e3 * (answer.came_s - self._came_s)
         events = apply_verdict(state, answered, answer)
         if events is not None:
             self._speculation.judged(answered, answer.verdict)

@@ -60,6 +60,7 @@ class Round:
         "num_kept",
         "parent",
         "request",
+        "since_ms",
         "start",
         "window",
     )
@@ -78,6 +79,7 @@ class Round:
         self.chance = 1.0 if self.parent is None else self.parent.chance
         self.is_branch_hit = False  # it assumed a correction, which came
         self.edge_ms = 0.0  # from the answer before to its sending, without drafting; 0: not measured
+        self.since_ms = 0.0  # from the answer before to its own; 0: not measured
 
     @property
     def draft_token_s(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,11 +58,25 @@ def test_each_way_is_taken_where_it_is_the_soonest(
         assert after(choice, a_round(rtt_ms, forward_ms, draft_ms)) is best
 
 
-def test_on_shared_processors_rounds_are_pipelined_only_over_a_link() -> None:
-    for rtt_s, best in ((0.001, ExecutionMode.SPECULATIVE), (0.06, ExecutionMode.PIPELINED)):
-        choice = ModePolicy(ALL)
-        choice.conditions.observe_opening(rtt_s, 0.07, 0.012, shares_processors=True)
-        assert choice.choose(1000) is best
+@pytest.mark.parametrize(
+    ("slower", "best"), [(1.0, ExecutionMode.PIPELINED), (2.0, ExecutionMode.SPECULATIVE)]
+)
+def test_rounds_that_slow_each_other_are_not_pipelined_for_long(slower: float, best: ExecutionMode) -> None:
+    """As on shared processors, where a draft takes time from the verification that it overlaps."""
+    choice = ModePolicy(ALL)
+    choice.conditions.observe_opening(0.001, 0.07, 0.012)
+    assert choice.choose(1000) is ExecutionMode.PIPELINED
+    for number in range(60):
+        record = a_round(1, 70, 12, num_accepted=6 if number % 2 else 3)
+        if choice.current is ExecutionMode.PIPELINED:
+            is_ahead = number % 2 == 0 and number > 0
+            ahead_ms, whole_ms = 72.0, 6 * 12 + 70 + 1 + choice.conditions.estimate()[0].draft_fixed_s * 1e3
+            since_ms = slower * (ahead_ms if is_ahead else whole_ms)
+            record = replace(record, window=2, pipelined_hit=is_ahead or None, since_ms=since_ms)
+        choice.observe(record)
+        choice.choose(1000)
+    assert choice.current is best
+    assert (choice.conditions.pipelined_excess > 1.1) == (slower > 1), "its first rounds show it"
 
 
 def test_a_prompt_says_little_of_the_targets_speed_and_the_verifiers_word_much() -> None:
