@@ -1,6 +1,7 @@
 """Lists the bank's targets and their drafts, and where each is.
 
-Budgets are tokens, not minutes, so that a seed decides the weights on any machine.
+Budgets are tokens, not minutes, so that a seed decides the weights whatever a machine's speed; on another processor
+they differ by rounding.
 """
 
 from __future__ import annotations
