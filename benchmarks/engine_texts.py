@@ -29,10 +29,10 @@ from outrider.common.types import (
     Verdict,
     VerifyRequest,
 )
+from outrider.edge_client.controller.settings import SETTINGS
 
 DRAFT_TOKENS = 4
 P_WRONG = 0.2  # of each drafted token
-PROMPT_CHOICES = 16  # that a speculative text asks for
 NO_LIMITS = QueueLimits(max_queue_ms=1e9, max_queue_tokens=0)  # a slow machine refuses nothing here
 
 
@@ -131,14 +131,24 @@ def write_texts(
 
     With `is_evicted` a session's KV is given up after each of its rounds, and computed again for the next.
     """
-    texts = [
-        Text(i.to_bytes(16, "big"), prompt, sampling, num_new)
-        for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
-    ]
+    texts = texts_after(prompts, samplings, num_new, SETTINGS.num_prompt_choices if expected else 0)
     for text, its_own in zip(texts, expected or (), strict=expected is not None):
-        text.expected, text.num_prompt_choices = its_own, PROMPT_CHOICES
+        text.expected = its_own
     write(backend, texts, num_together=num_together, is_evicted=is_evicted)
     return [text.token_ids[:num_new] for text in texts]
+
+
+def texts_after(
+    prompts: Sequence[Sequence[int]],
+    samplings: Sequence[SamplingParams],
+    num_new: int,
+    num_prompt_choices: int,
+) -> list[Text]:
+    """Returns a text to be written by cloud-only after each prompt."""
+    return [
+        Text(i.to_bytes(16, "big"), prompt, sampling, num_new, num_prompt_choices=num_prompt_choices)
+        for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
+    ]
 
 
 def write(

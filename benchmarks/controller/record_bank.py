@@ -24,7 +24,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.engine_texts import Text, write
+from benchmarks.engine_texts import Text, texts_after, write
 from outrider.cloud_verifier.backends.base import ForwardItem, TargetBackend
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
@@ -58,7 +58,6 @@ FORWARDS = tuple(itertools.product((1, 4), (1, 2, 3, 5, 9)))  # sequences, token
 NUM_BEFORE = 100  # tokens before these
 NUM_SEQUENCES = 4
 LENGTHS = (1, 4, 16)  # drafted tokens
-NUM_IN_PROMPT = SETTINGS.num_prompt_choices  # places of a prompt
 
 ShapeT = TypeVar("ShapeT")
 
@@ -105,10 +104,7 @@ def _write(
     num_new: int,
 ) -> list[Text]:
     """Writes one after the other: beside others a prompt comes in chunks, whose last may have fewer places."""
-    texts = [
-        Text(i.to_bytes(16, "big"), prompt, sampling, num_new, num_prompt_choices=NUM_IN_PROMPT)
-        for i, (prompt, sampling) in enumerate(zip(prompts, samplings, strict=True))
-    ]
+    texts = texts_after(prompts, samplings, num_new, SETTINGS.num_prompt_choices)
     write(backend, texts)
     return texts
 

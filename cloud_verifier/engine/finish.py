@@ -124,8 +124,7 @@ class RoundFinisher:
         if staging is not None and works:
             # One work's exception is met again, and belongs to it, where each is processed alone.
             with contextlib.suppress(Exception):
-                rounds = [each for work in works for each in _make_step_rounds(work)]
-                prepared.staged = stage_rounds(rounds, self._model.num_tokens, staging)
+                prepared.staged = stage_rounds(_make_step_rounds(works), self._model.num_tokens, staging)
         return prepared
 
     def process_rows(self, prepared: PreparedRows, logits: Logits) -> Sequence[ProcessedRows | Exception]:
@@ -148,14 +147,12 @@ class RoundFinisher:
     def _process(self, prepared: PreparedRows, logits: Logits) -> Sequence[ProcessedRows]:
         eos_token_ids, num_tokens = self._model.eos_token_ids, self._model.num_tokens
         found: Sequence[ProcessedRows]
-        rows: list[ProcessedRows] = []
         if prepared.staged is not None:
             assert is_on_device(logits), "staging is of a backend whose logits are on a device"
             found = make_staged_rows(logits, prepared.staged, eos_token_ids)
         else:
-            rounds = [each for work in prepared.works for each in _make_step_rounds(work)]
-            found = self._make_rows(logits, rounds, eos_token_ids, num_tokens)
-        of_rounds = iter(found)
+            found = self._make_rows(logits, _make_step_rounds(prepared.works), eos_token_ids, num_tokens)
+        of_rounds, rows = iter(found), list[ProcessedRows]()
         for work in prepared.works:
             work.prompt_rows = next(of_rounds) if work.num_prompt_rows else None
             rows.append(next(of_rounds))
@@ -294,15 +291,18 @@ class RoundFinisher:
         return is_last
 
 
-def _make_step_rounds(work: Work) -> list[StepRound]:
-    """Returns what a work's rows are computed as: those of a prompt's tokens are a round of their own, which nothing
-    is judged by."""
-    own = _make_step_round(work)
-    if not work.num_prompt_rows:
-        return [own]
-    start = own.position - work.num_prompt_rows
-    token_ids = tuple(work.session.chain.token_ids[start : own.position - 1])
-    return [StepRound(own.sampling, start, (), (), token_ids), own]
+def _make_step_rounds(works: Sequence[Work]) -> list[StepRound]:
+    """Returns what the works' rows are computed as, in their order: those of a prompt's places are a round of their
+    own before the work's, by which nothing is judged."""
+    rounds = []
+    for work in works:
+        own = _make_step_round(work)
+        if work.num_prompt_rows:
+            start = own.position - work.num_prompt_rows
+            token_ids = tuple(work.session.chain.token_ids[start : own.position - 1])
+            rounds.append(StepRound(own.sampling, start, (), (), token_ids))
+        rounds.append(own)
+    return rounds
 
 
 def _make_step_round(work: Work) -> StepRound:

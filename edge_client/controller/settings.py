@@ -38,11 +38,12 @@ class ControllerSettings:
     copied_accepted_tokens: float = 2.0
     copied_rejected_tokens: float = 2.0
     copied_usual_share: float = 0.8
-    # Of a place in the prompt, beside a judged token's 1: the prompt is not the target's own text. Of five, with seven
-    # drafts of three targets in virtual time (docs/controller.md).
+    # Of a place in the prompt, beside a judged token's 1: the prompt is not the target's own text. Of five on first
+    # texts of seven drafts of three targets; `make bench-bank` plays it on others, and leaves pairs out.
     prompt_weight: float = 0.75
-    num_prompt_choices: int = 16  # places that are asked for where little is known of a draft:
-    enough_judged_tokens: int = 32  # in earlier texts, from which on the prompt is not asked
+    # By hand: places of the prompt to compare, and the judged tokens of earlier texts from which on none are.
+    num_prompt_choices: int = 16
+    enough_judged_tokens: int = 32
     change_probability: float = 0.012  # a judged token, that the rate is another one from here
     max_remembered_sequences: int = 9  # beside the usual prior, whose weight mattered by 0.2 % in a trial
 
@@ -99,8 +100,9 @@ class ControllerSettings:
     decision_interval_tokens: int = 16  # a mode is assumed to hold for about so long
     min_gain_share: float = 0.03  # of that interval's time: two modes that cost the same must not alternate
     first_gain_share: float = 0.2  # of it by which rounds must be better to be begun with
-    pipelined_excess_share: float = 0.03  # of pipelined rounds over their model, until some were measured:
-    pipelined_excess_weight_rounds: float = 8.0  # no doubt ends a draft, and processors may be shared
+    # Of pipelined rounds over their model, as no doubt ends a draft, and the weight of that beside measured ones.
+    pipelined_excess_share: float = 0.03
+    pipelined_excess_weight_rounds: float = 8.0
     min_alpha_probability: float = 0.002  # of a rate, below which a decision leaves it out
     cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
     min_rounds: int = 2  # before round times are used: the first finds cold caches

@@ -66,9 +66,8 @@ def _read_text(path: Path) -> str:
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    for number, line in enumerate(
-        _read_text(path).split("\n"), 1
-    ):  # within a string JSON may have other line ends
+    lines = _read_text(path).split("\n")  # within a string JSON may have other line ends
+    for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
