@@ -1,6 +1,6 @@
 """Checks the verifier on this machine's GPU: environment, kernels, attention, steps, texts, server, training.
 
-    python -m benchmarks.gpu_check [--out DIR] [--deadline 560]
+    python -m benchmarks.gpu_check [--out DIR] [--deadline 560] [--commit ID]
     python -m benchmarks.gpu_check --rehearse
 
 It installs nothing. Each stage is a process with a limit; the record is written after each, and what finds no
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.plan import STAGES
+from benchmarks.gpu_check.plan import STAGES, TOTAL_S
 from benchmarks.gpu_check.runner import ROOT, Outcome, Run, run_stages
 
 RESULTS = ROOT / "benchmarks" / "results"
@@ -33,7 +33,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="of the record; default benchmarks/results")
-    parser.add_argument("--deadline", type=float, default=560.0, metavar="S", help="of all stages together")
+    parser.add_argument(
+        "--deadline",
+        type=float,
+        default=TOTAL_S,
+        metavar="S",
+        help=f"of all stages together; below {TOTAL_S:g} the limits of all but the first shrink alike",
+    )
+    parser.add_argument("--commit", metavar="ID", help="of these sources, where this is a copy and no clone")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, in toy sizes")
     parser.add_argument("--only", default="", metavar="STAGE,STAGE", help="environment is always run")
     options = parser.parse_args(arguments)
@@ -46,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     out = options.out or (Path(tempfile.mkdtemp(prefix="gpu-check-")) if options.rehearse else RESULTS)
     out.mkdir(parents=True, exist_ok=True)
-    run = Run(out, options.rehearse, options.deadline)
+    run = Run(out, options.rehearse, options.deadline, options.commit)
     (out / f"{run.name}.log").unlink(missing_ok=True)
     stages = [stage for stage in STAGES if not wanted or stage.name in wanted or stage.is_needed]
     run_stages(run, stages, lambda line: print(line, flush=True))

@@ -31,8 +31,8 @@ class Stage:
         return [package for package in self.packages if not _is_installed(package)]
 
 
-# 560 s in all; what ends early leaves its time to the next. What most depends on comes first: the last ones are
-# dropped near the deadline. The first one's limit allows for a cold disk, as all others wait for it.
+# What ends early leaves its time to the next. What most depends on comes first: the last ones are dropped near the
+# deadline. The first one's limit allows for a cold disk, as all others wait for it.
 STAGES = (
     Stage("environment", "environment", 60, ("torch",), is_needed=True),
     Stage("kernels", "kernels", 45, (*CORE, "triton")),
@@ -45,6 +45,7 @@ STAGES = (
     Stage("tests", "marked_tests", 50, (*DECODER, "pytest", "tokenizers")),
     Stage("training", "training", 45, (*DECODER, "tqdm", "tokenizers")),
 )
+TOTAL_S = sum(stage.limit_s for stage in STAGES)
 
 
 def _is_installed(package: str) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.plan import Stage
+from benchmarks.gpu_check.plan import TOTAL_S, Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 REHEARSAL_LIMIT_S = 90.0  # at least: a CPU may be shared
@@ -48,6 +48,7 @@ class Run:
     out: Path
     is_rehearsal: bool
     deadline_s: float
+    commit: str | None = None  # of the sources; None: this is a clone, which knows
     start_s: float = field(default_factory=time.monotonic)
     outcomes: list[Outcome] = field(default_factory=list)
     broken: str = ""  # a stage without which no other is run
@@ -56,6 +57,12 @@ class Run:
     def seconds(self) -> float:
         """Returns the time since the start."""
         return time.monotonic() - self.start_s
+
+    def limit_s(self, stage: Stage) -> float:
+        """Returns after how long a stage is cut."""
+        if self.is_rehearsal:
+            return max(stage.limit_s, REHEARSAL_LIMIT_S)
+        return stage.limit_s if stage.is_needed else stage.limit_s * min(1.0, self.deadline_s / TOTAL_S)
 
     @property
     def name(self) -> str:
@@ -71,7 +78,7 @@ class Run:
         """Writes the record so far, in the format of `benchmarks.results_file`; returns its path."""
         facts = next((each.details for each in self.outcomes if each.stage == "environment"), {})
         record = {
-            "commit": _commit(),
+            "commit": _commit() if self.commit is None else self.commit,
             "machine": {
                 "cpu": facts.get("cpu", platform.processor()),
                 "cores": os.cpu_count(),
@@ -120,7 +127,7 @@ def _refusal(run: Run, stage: Stage) -> Outcome | None:
         return Outcome(stage.name, "not run", f"Python {platform.python_version()}; outrider needs 3.11")
     if missing := stage.missing_packages():
         return Outcome(stage.name, "not run", f"not installed: {', '.join(missing)}")
-    if left_s < stage.limit_s / 3:
+    if left_s < min(stage.limit_s, run.limit_s(stage)) / 3:
         return Outcome(stage.name, "not run", f"{max(0.0, left_s):.0f} s left of {run.deadline_s:g}")
     return None
 
@@ -128,8 +135,7 @@ def _refusal(run: Run, stage: Stage) -> Outcome | None:
 def _run_stage(run: Run, stage: Stage) -> Outcome:
     found = run.out / f"{run.name}.stage"
     found.unlink(missing_ok=True)
-    limit_s = max(stage.limit_s, REHEARSAL_LIMIT_S) if run.is_rehearsal else stage.limit_s
-    limit_s = min(limit_s, run.deadline_s - RESERVE_S - run.seconds)
+    limit_s = min(run.limit_s(stage), run.deadline_s - RESERVE_S - run.seconds)
     command = [sys.executable, "-m", "benchmarks.gpu_check.stage", stage.module, str(found)]
     command += ["--limit", f"{limit_s:.1f}", *(["--rehearse"] if run.is_rehearsal else [])]
     start_s = time.monotonic()
