@@ -4,6 +4,7 @@ verifier's check at the start would take."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -36,23 +37,28 @@ def run(setting: Setting, report: Report) -> None:
     sizes = setting.pick(SHAPE_7B, SHAPE_TOY).matrices
     matrices = {name: _random(setting, size).mul_(size[1] ** -0.5).bfloat16() for name, size in sizes.items()}
     times: dict[str, Times] = {}
-    plans: dict[str, tuple[int, ...]] = {}
+    plans: dict[str, RowPlan | None] = {}
     for name, way in ways.items():
         try:
             with _multiplying(way) as multiply:
                 times[name] = _measure_way(setting, report, name, way, matrices, multiply)
                 if way.is_tried:
-                    plan = _find_plan(setting, report, name, way, matrices, multiply)
-                    plans[name] = plan.counts if plan else ()
-                    if plan and has_splits and sum(map(bool, plans.values())) == 1:  # the one that is taken
-                        _report_cost(setting, report, name, matrices, multiply, plan, times["default"])
+                    plans[name] = _find_plan(setting, report, name, way, matrices, multiply)
         except ModelError as reason:
             report.skip(name, str(reason))
-    report.note(row_plans=plans)
+    report.note(row_plans={name: plan.counts if plan else () for name, plan in plans.items()})
     if has_splits:
-        found = [name for name, counts in plans.items() if counts]
-        what = f"ways to multiply that the verifier's check would find exact: {', '.join(found)}"
-        report.check("gpu.exact_ways", what, len(found), "", at_least(1))
+        costs = {
+            name: PRODUCTS[name].make_way().relative_cost * ON_GPU.cost(plan)
+            for name, plan in plans.items()
+            if plan
+        }
+        what = f"ways to multiply that the verifier's check would find exact: {', '.join(costs)}"
+        report.check("gpu.exact_ways", what, len(costs), "", at_least(1))
+        if costs:
+            taken = min(costs, key=lambda name: costs[name])
+            with _multiplying(PRODUCTS[taken]) as multiply:
+                _report_cost(setting, report, taken, matrices, multiply, plans[taken], times["default"])
         padded_ms, plain_ms = (times[name][80] for name in ("padded", "default"))
         what = "80 rows padded to 128 : as they are, all five matrices"
         report.figure("gpu.padded_cost", what, padded_ms / plain_ms, "ratio")
@@ -147,19 +153,21 @@ def _report_cost(
     name: str,
     matrices: Matrices,
     multiply: Linear,
-    plan: RowPlan,
+    plan: RowPlan | None,
     plain: Times,
 ) -> None:
     """Reports the products' time with the plan that is taken : as they are, for the worst number of rows."""
+    assert plan is not None
     costs = {}
     for num_rows, plain_ms in plain.items():
-        if num_rows <= min(MAX_COST_ROWS, plan.most):
-            exact_ms = 0.0
-            for weight in matrices.values():
-                x = _random(setting, (plan.fit(num_rows), weight.shape[1])).bfloat16()
-                exact_ms += setting.device_ms(partial(multiply, x, weight, None), num_turns=7)
-            costs[num_rows] = exact_ms / plain_ms
-    worst = max(costs, key=lambda num_rows: costs[num_rows])
+        exact_ms, counts = 0.0, [plan.most] * (num_rows // plan.most)
+        if rest := num_rows % plan.most:
+            counts.append(plan.fit(rest))
+        for weight, count in itertools.product(matrices.values(), counts):
+            x = _random(setting, (count, weight.shape[1])).bfloat16()
+            exact_ms += setting.device_ms(partial(multiply, x, weight, None), num_turns=7)
+        costs[num_rows] = exact_ms / plain_ms
+    worst = max(costs, key=lambda num_rows: costs[num_rows] if num_rows <= MAX_COST_ROWS else 0.0)
     report.note(exact_costs=costs)
     what = f"products of the check's plan ({name}) : default, worst of up to {MAX_COST_ROWS} rows ({worst})"
     report.figure("gpu.exact_cost.products", what, costs[worst], "ratio", at_most(MAX_COST))

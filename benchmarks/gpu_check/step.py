@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ NUM_ROWS = 5  # a session's: four drafted tokens and the bonus
 SESSIONS, CONTEXTS = (1, 4, 16, 64), (512, 4096)
 COUNTED_SESSIONS, COUNTED_CONTEXT = 64, 300
 JUDGED_SESSIONS = (1, 16)
+NUM_SHOWN = 10  # of the kernels that took longest
 # Id, the two decoders, the most that the ratio of their times may be, and what it is.
 COMPARED = (
     ("gpu.graph", ("graphs", "eager"), 0.4, "with CUDA graphs : without"),
@@ -72,12 +74,13 @@ def run(setting: Setting, report: Report) -> None:
         _run_decoder(setting, report, backend, name, decoder, floor_ms, step_ms)
         del backend  # its pool goes before the next one's comes
         gc.collect()
-    for num_sessions in setting.pick(JUDGED_SESSIONS, (2,)):
+    for num_sessions in setting.pick(SESSIONS, (2,)):
         for id, names, most, what in COMPARED:
             one, other = (step_ms.get((name, num_sessions)) for name in names)
             if one and other:
                 what = f"step of {num_sessions} x 5 rows {what}"
-                report.figure(f"{id}.{num_sessions}", what, one / other, "ratio", at_most(most))
+                target = at_most(most) if num_sessions in JUDGED_SESSIONS else None
+                report.figure(f"{id}.{num_sessions}", what, one / other, "ratio", target)
 
 
 def _run_decoder(
@@ -169,8 +172,9 @@ def open_step(
     return Step(backend, open_sequences(backend, num_sessions, context), context, counts_rows)
 
 
-def _profile(setting: Setting, report: Report, run: Callable[[], None]) -> dict[str, float]:
-    """Returns what the device did in one step; nothing where its profiler does not work."""
+def _profile(setting: Setting, report: Report, run: Callable[[], None]) -> dict[str, Any]:
+    """Returns what the device did in one step, and in which kernels it was busy longest; nothing where its profiler
+    does not work."""
     from torch.profiler import ProfilerActivity, profile
 
     activity = ProfilerActivity.CPU if setting.is_rehearsal else ProfilerActivity.CUDA
@@ -179,10 +183,17 @@ def _profile(setting: Setting, report: Report, run: Callable[[], None]) -> dict[
             run()
             setting.synchronize()
         events = [each for each in profiler.events() or () if each.device_type.name == activity.name]
-        busy_ms = sum(each.time_range.elapsed_us() for each in events) / 1e3
+        busy_us: Counter[str] = Counter()
+        for each in events:
+            busy_us[each.name[:60]] += each.time_range.elapsed_us()
     except (
         Exception
     ) as error:  # its library is missing, too old or not permitted: each is reported in another way
         report.skip("profiler", str(error)[:200])
         return {}
-    return {"num_launches": len(events), "busy_ms": round(busy_ms, 3)}
+    longest = {name: round(us) for name, us in busy_us.most_common(NUM_SHOWN)}
+    return {
+        "num_launches": len(events),
+        "busy_ms": round(busy_us.total() / 1e3, 3),
+        "longest_us": longest,
+    }

@@ -15,6 +15,7 @@ from benchmarks.engine_texts import write_texts
 from benchmarks.gpu_check.stage import NONE, Report, Setting
 from benchmarks.gpu_check.variants import TEXTS, Texts
 from outrider.cloud_verifier.backends.base import ForwardItem
+from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.server.cli import describe_target
@@ -103,7 +104,12 @@ def _run_dtype(
                 break
             found += write(slice(start, min(start + BATCH, len(alone))))
         _judge(report, f"{name}.{way}", texts, found, alone)
+    if not alone:
+        return
     _judge(report, f"{name}.alone", texts, verify(slice(0, 1)), alone)
+    assert isinstance(backend.decoder, CudaDecoder)
+    what = "sizes of steps that are replayed as CUDA graphs"
+    report.figure(f"gpu.graphs.{name}", what, backend.decoder.num_graphs, "sizes", at_least(1))
     gap = logit_gap(backend, [*prompts[0], *alone[0]])
     report.figure(
         f"gpu.logit_gap.{name}", "largest difference of a logit, 5 rows at once : one by one", gap, ""

@@ -50,9 +50,9 @@ def use_exact_rows(
 ) -> None:
     """Sets the backend's `row_plan`, products, attention and `is_reproducible`, as `--exact-rows` (`mode`) says.
 
-    `ways` to multiply are tried in order, and `choices` of row counts in each; both are those of the backend's device
-    where they are None. Raises `ModelError` where `mode` is "on" and the rows of this target depend on one another
-    in every way.
+    Of `ways` to multiply the cheapest is taken that passes all checks, with its cheapest of the `choices` of row
+    counts; both are those of the backend's device where they are None. Raises `ModelError` where `mode` is "on" and the
+    rows of this target depend on one another in every way.
     """
     if mode == "off":
         return
@@ -60,41 +60,80 @@ def use_exact_rows(
     if mode == "auto" and is_on_cpu and backend.dtype == "float32" and has_equal_rows(backend):
         backend.is_reproducible = True
         return
-    ways = ways or product_ways(backend.device)
-    errors: list[str] = []
-    cause: Exception | None = None
-    for way in ways:
+    ways, choices = ways or product_ways(backend.device), choices or (ON_CPU if is_on_cpu else ON_GPU)
+    errors: list[tuple[str, Exception]] = []
+    for way, plan in _find_plans(backend, ways, choices, errors):
         try:
-            _use_way(backend, way, choices or (ON_CPU if is_on_cpu else ON_GPU))
-        except (ModelError, RuntimeError) as error:  # the latter: of a product that the library refuses
-            errors.append(f"{error}" if len(ways) == 1 else f"{way.name}: {error}")
-            cause = error
+            _use_way(backend, way, plan, choices)
+        except (ModelError, RuntimeError) as error:
+            errors.append((way.name, error))
         else:
             logger.debug(
-                "exact rows by %s, with %s; before it %s", way.name, backend.row_plan, errors or "nothing"
+                "exact rows by %s with %s; not by %s", way.name, backend.row_plan, errors or "others"
             )
             return
-    reason = "; ".join(errors)
+    reason = "; ".join(f"{error}" if len(ways) == 1 else f"{name}: {error}" for name, error in errors)
     if mode == "on":
+        *_, (_, cause) = errors
         raise ModelError(
             f"--exact-rows on: {reason}; auto and off serve without, not reproducibly"
         ) from cause
     logger.warning("exact rows are off, texts are not reproducible: %s", reason)
 
 
-def _use_way(backend: TransformersBackend, way: ProductWay, choices: RowChoices) -> None:
+def _find_plans(
+    backend: TransformersBackend,
+    ways: Sequence[ProductWay],
+    choices: RowChoices,
+    errors: list[tuple[str, Exception]],
+) -> list[tuple[ProductWay, RowPlan]]:
+    """Returns ways to multiply, the cheapest first, with the plan of each; adds to `errors` why others have none.
+
+    Ways after one that cannot be cheaper are not tried.
+    """
+    found: list[tuple[float, ProductWay, RowPlan]] = []
+    for way in ways:
+        try:
+            _enter(backend, way)
+            try:
+                plan = _find_plan(backend, choices)
+            finally:
+                _leave(backend, way)
+        except (ModelError, RuntimeError) as error:  # the latter: of a product that the library refuses
+            errors.append((way.name, error))
+            continue
+        found.append((way.relative_cost * choices.cost(plan), way, plan))
+        if found[-1][0] <= choices.cost(RowPlan(choices.counts)):
+            break
+    return [(way, plan) for _, way, plan in sorted(found, key=lambda each: each[0])]
+
+
+def _use_way(backend: TransformersBackend, way: ProductWay, plan: RowPlan, choices: RowChoices) -> None:
     """Sets the backend's plan with this way to multiply. Raises an error, all as before, where rows differ."""
-    planner, has_trees, decoder = backend.planner, backend.has_trees, backend.decoder
-    multiply = way.enter(getattr(torch, backend.dtype))
+    planner, has_trees = backend.planner, backend.has_trees
+    _enter(backend, way)
     try:
-        decoder.use_linear(multiply)
-        backend.row_plan = _prepare(backend, choices)
+        backend.row_plan = _prepare(backend, plan, choices)
     except BaseException:
-        way.leave()
-        decoder.use_linear(linear)
+        _leave(backend, way)
         backend.row_plan, backend.planner, backend.has_trees = None, planner, has_trees
         raise
     backend.is_reproducible, backend.product_way = True, way.name
+
+
+def _enter(backend: TransformersBackend, way: ProductWay) -> None:
+    """Multiplies the decoder's matrices in a way from now on. Raises an error, all as before, where it cannot."""
+    multiply = way.enter(getattr(torch, backend.dtype))
+    try:
+        backend.decoder.use_linear(multiply)
+    except BaseException:
+        _leave(backend, way)
+        raise
+
+
+def _leave(backend: TransformersBackend, way: ProductWay) -> None:
+    way.leave()
+    backend.decoder.use_linear(linear)
 
 
 def has_equal_rows(backend: TransformersBackend) -> bool:
@@ -113,15 +152,14 @@ def has_equal_rows(backend: TransformersBackend) -> bool:
     return plan.counts == choices.counts
 
 
-def _prepare(backend: TransformersBackend, choices: RowChoices) -> RowPlan:
-    """Returns the plan. Raises `ModelError` where rows differ with it."""
+def _prepare(backend: TransformersBackend, plan: RowPlan, choices: RowChoices) -> RowPlan:
+    """Returns what of the plan is used. Raises `ModelError` where rows differ with it."""
     facts, device = backend.facts, torch.device(backend.device)
     if isinstance(backend.planner, SdpaPlanner):
         num_groups = facts.num_heads // facts.num_kv_heads
         dtype = getattr(torch, backend.dtype)
         backend.planner = TiledPlanner(backend.blocks.block_size, num_groups, dtype, device)
     backend.decoder.use_exact_rows()
-    plan = _find_plan(backend, choices)
     if choices.has_other_kernels:
         plan = _agreeing(backend, plan, choices)
     backend.row_plan = plan

@@ -113,7 +113,7 @@ def test_verified_evicted_and_batched_texts_are_cloud_only_in_float32(backend: T
     assert backend.has_device_logits, "the kernels were not used: the log says why"
     texts_of(backend)
     if not IS_REHEARSAL:
-        assert backend.has_paged_kernel and backend.decoder._graphs.num_graphs, "the log says why"
+        assert backend.has_paged_kernel and backend.decoder.num_graphs, "the log says why"
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

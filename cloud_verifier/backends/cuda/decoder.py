@@ -97,6 +97,11 @@ class CudaDecoder(Decoder):
     def num_weight_bytes(self) -> int:
         return self._reader.num_weight_bytes
 
+    @property
+    def num_graphs(self) -> int:
+        """Returns the number of sizes of steps that are replayed as CUDA graphs."""
+        return 0 if self._graphs is None else self._graphs.num_graphs
+
     def use_exact_rows(self) -> None:
         """Changes nothing: no kernel of ours looks at other rows."""
 

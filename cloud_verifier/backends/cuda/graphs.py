@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -121,7 +123,8 @@ class CudaCapture:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.cuda.graph_pool_handle()
+        self._pool: Any = None  # torch's handle
+        self._living: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()  # that compute in the pool
         self._num_graphs = self._num_bytes = 0
 
     def __call__(self, run: Run) -> Run:
@@ -129,11 +132,16 @@ class CudaCapture:
         start_s = time.perf_counter()
         torch.cuda.empty_cache()  # as a capture does first: the memory that goes then is no graph's
         before = torch.cuda.memory_reserved(self._device)
+        if (
+            self._pool is None or not self._living
+        ):  # a pool ends with its last graph, and no other may begin in it
+            self._pool, self._num_bytes = torch.cuda.graph_pool_handle(), 0
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
             # Other threads may use the device meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 out = run()
+        self._living.add(graph)
         self._num_bytes += torch.cuda.memory_reserved(self._device) - before
         self._num_graphs += 1
         seconds, num_mib = time.perf_counter() - start_s, self._num_bytes // 2**20

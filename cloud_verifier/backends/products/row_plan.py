@@ -3,23 +3,29 @@
 A library chooses its kernel by the shape of a product, and kernels differ in the order in which they sum. So a
 token verified among five rows may get other last bits than one decoded alone. `find_row_plan` measures which
 counts give a row the same bits in every matrix of a model; forwards are then padded and split to those counts.
-Devices differ in which counts are worth a try and in what they cost (`RowChoices`), in nothing else. The idea is
-that of Thinking Machines' "Defeating Nondeterminism in LLM Inference" (2025), with measured counts first and a
-kernel of our own (`ways`) only where no count does.
+Devices differ in which counts are worth a try and in what they cost (`RowChoices`). Measured times decide only
+between counts of equal bits: a target has the same bits after each start on one machine. The idea is that of Thinking
+Machines' "Defeating Nondeterminism in LLM Inference" (2025), with measured counts first and a kernel of our own
+(`ways`) only where no count does.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 Product = Callable[[torch.Tensor], torch.Tensor]  # [rows, in] → [rows, out]
 
 DISTINCT_OUTPUTS = 256  # rows of a tested weight, which are repeated
+MIN_GAIN = 0.95  # a count is left out where a larger one takes less than this share of its time
+NUM_TIMED = 5  # products of each count, after one to warm up
+FLUSHED_BYTES = 2**28  # more than any GPU's second cache, from which small matrices would be read
 MAX_EXPONENT = 12  # of the tested summands: so far apart that every order of summation rounds differently
 
 
@@ -48,6 +54,15 @@ class RowPlan:
     def fit(self, num_rows: int) -> int:
         """Returns the count with which `num_rows` (at most `most`) are run."""
         return next(count for count in self.counts if count >= num_rows)
+
+    def without_slow(self, times: Mapping[int, float]) -> RowPlan:
+        """Returns the plan without counts for which a larger one takes clearly less time, as a library's do with which
+        it runs another kernel; `times` of all counts, in one unit."""
+        kept: list[int] = []
+        for count in reversed(self.counts):
+            if not any(times[larger] < MIN_GAIN * times[count] for larger in kept):
+                kept.append(count)
+        return RowPlan(tuple(reversed(kept)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +110,10 @@ ON_CPU = RowChoices(
     has_other_kernels=False,
 )
 # Of bfloat16 products a GPU does 200 to 300 operations in the time in which it reads a byte, two a row: up to about
-# 200 rows cost what one does. So a single count, hence a single algorithm, is nearly free.
+# 200 rows cost what one does. So a single count, hence a single algorithm, is nearly free. The largest is a step's
+# default size: of 320 rows in passes of 128 an H100 took 1.7 times as long as of all at once.
 ON_GPU = RowChoices(
-    counts=(8, 16, 32, 64, 128, 256),
+    counts=(8, 16, 32, 64, 128, 256, 384, 512),
     usual=(1, 5, 16, 40, 80, 128, 512),
     pass_rows=0,
     free_rows=200,
@@ -122,16 +138,36 @@ def find_row_plan(
     """Returns the cheapest plan with which every kind of matrix gives a row the same bits in every place and beside
     any others, None where no count does."""
     bits: dict[int, list[bytes | None]] = {count: [] for count in choices.counts}
+    times = dict.fromkeys(choices.counts, 0.0)
     for kind in kinds:
         product = kind.make(cancelling_weight(kind, dtype, device))
         others = _other_rows(kind.num_inputs, max(bits), dtype, device)
         deadline = time.monotonic() + choices.max_probe_s / len(kinds)
         for count in sorted(bits):
             bits[count].append(_row_bits(product, others[:, :count]))
+            if device.type == "cuda":
+                times[count] += device_ms(partial(product, others[0, :count]), device)
             if time.monotonic() > deadline:
                 bits = {each: bits[each] for each in bits if each <= count}
                 break
-    return choices.cheapest({count: None if None in found else tuple(found) for count, found in bits.items()})
+    plan = choices.cheapest({count: None if None in found else tuple(found) for count, found in bits.items()})
+    return plan and plan.without_slow(times)
+
+
+def device_ms(run: Callable[[], object], device: torch.device) -> float:
+    """Returns the median time of some operations on a GPU whose second cache holds nothing of theirs."""
+    new_event: Callable[[], torch.cuda.Event] = partial(torch.cuda.Event, enable_timing=True)
+    events = [(new_event(), new_event()) for _ in range(NUM_TIMED)]
+    with torch.cuda.device(device):
+        flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
+        run()
+        for begin, end in events:
+            flushed.zero_()  # which takes longer than to launch what is timed
+            begin.record()
+            run()
+            end.record()
+        torch.cuda.synchronize()
+    return float(statistics.median(begin.elapsed_time(end) for begin, end in events))
 
 
 def cancelling_weight(kind: MatrixKind, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

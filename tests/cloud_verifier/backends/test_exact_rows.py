@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -226,16 +227,52 @@ def test_the_next_way_to_multiply_is_taken_where_one_fails(
     use_exact_rows(plain, "on", ways=ways, choices=ON_GPU)
     assert plain.is_reproducible and plain.product_way == "right"
     plain.device = "cuda"
-    assert ", reproducible in products of 8 to 256 rows by right, cuda" in describe_target(plain)
+    assert ", reproducible in products of 8 to 512 rows by right, cuda" in describe_target(plain)
     plain.device = "cpu"
     assert texts_unlike(plain) == 0
+
+
+def test_a_way_in_which_more_counts_agree_is_taken_before_one_with_few(plain: TransformersBackend) -> None:
+    """As on an H100, where the library's rows agree at up to 128 rows, and at all counts once its products are not
+    split: steps of more rows take fewer passes."""
+
+    def by_size(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return (halves if x.shape[-2] > 128 else library_linear)(x, weight, bias)
+
+    left: list[str] = []
+    ways = [way_of("few", by_size), way_of("all", library_linear), way_of("not tried", by_place)]
+    for way in ways:
+        way.leave = partial(left.append, way.name)  # type: ignore[method-assign]
+    use_exact_rows(plain, "on", ways=ways, choices=ON_GPU)
+    assert plain.product_way == "all" and plain.row_plan == RowPlan(ON_GPU.counts)
+    assert left == ["few", "all"] and texts_unlike(plain) == 0
+
+
+def test_a_slower_way_is_taken_where_the_others_take_more_passes_than_it_is_slower(
+    plain: TransformersBackend,
+) -> None:
+    def at_16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return (library_linear if x.shape[-2] == 16 else by_place)(x, weight, bias)
+
+    for relative_cost, taken in ((1.5, "all"), (50.0, "few")):
+        ways = [way_of("few", at_16), way_of("all", library_linear)]
+        ways[1].relative_cost = relative_cost
+        use_exact_rows(plain, "on", ways=ways, choices=replace(ON_GPU, counts=(16, 64, 128, 256)))
+        assert plain.product_way == taken
+
+
+def test_counts_that_take_longer_than_larger_ones_are_left_out() -> None:
+    plan = RowPlan((8, 16, 64, 128, 256))
+    times = {8: 9.6, 16: 9.7, 64: 6.2, 128: 6.1, 256: 7.5}
+    assert plan.without_slow(times) == RowPlan((64, 128, 256)), "a hundredth less is noise"
+    assert plan.without_slow(dict.fromkeys(times, 1.0)) == plan
 
 
 def test_a_way_that_differs_by_count_is_used_at_the_cheapest_counts_that_agree(
     plain: TransformersBackend,
 ) -> None:
     use_exact_rows(plain, "on", ways=[way_of("planted", by_count)], choices=ON_GPU)
-    assert plain.row_plan == RowPlan((16, 64, 256)) and texts_unlike(plain) == 0
+    assert plain.row_plan == RowPlan((16, 64, 256, 384, 512)) and texts_unlike(plain) == 0
 
 
 def test_a_norm_that_differs_by_count_is_found_by_whole_forwards(plain: TransformersBackend) -> None:
@@ -243,7 +280,7 @@ def test_a_norm_that_differs_by_count_is_found_by_whole_forwards(plain: Transfor
     norm = decoder._norm
     decoder._norm = lambda x: norm(x) * (1 + 2**-7 * (x.shape[0] == 128))
     use_exact_rows(plain, "on", ways=[way_of("library", library_linear)], choices=ON_GPU)
-    assert plain.row_plan == RowPlan((8, 16, 32, 64, 256)) and texts_unlike(plain) == 0
+    assert plain.row_plan == RowPlan((8, 16, 32, 64, 256, 384, 512)) and texts_unlike(plain) == 0
 
 
 @pytest.mark.parametrize("count", [4, 8, 16])

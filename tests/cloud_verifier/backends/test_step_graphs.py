@@ -172,40 +172,84 @@ def test_a_graph_keeps_nothing_of_the_attention_that_it_was_captured_of(
     assert through.num_graphs == 2 and [each() for each in captured] == [None, None]
 
 
-def test_the_memory_of_graphs_is_what_they_take_beside_the_allocators_cache(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A capture begins by giving the cache back."""
-    cached, taken = [700], [0]
+class FakeCuda:
+    """Stands in for what torch.cuda captures and allocates. A pool ends with its last graph, and torch's allocator
+    raises an error for a graph that is begun in such a pool."""
 
-    class Graph:
-        def replay(self) -> None: ...
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_cached = self.num_taken = 0  # bytes
+        self.num_pools = 0
+        self.ended: set[tuple[int, int]] = set()
+        self.graphs: dict[tuple[int, int], int] = {}
+
+        class Graph:
+            def replay(self) -> None: ...
+
+        cuda = {
+            "graph_pool_handle": self._new_pool,
+            "memory_reserved": lambda _: self.num_cached + self.num_taken,
+            "empty_cache": self._empty_cache,
+            "CUDAGraph": Graph,
+            "graph": self._capturing,
+            "device": lambda _: contextlib.nullcontext(),
+        }
+        for name, stand_in in cuda.items():
+            monkeypatch.setattr(torch.cuda, name, stand_in)
+
+    def run(self) -> torch.Tensor:
+        self.num_taken += 30 * 2**20
+        return POOL
+
+    def _new_pool(self) -> tuple[int, int]:
+        self.num_pools += 1
+        return 0, self.num_pools
+
+    def _empty_cache(self) -> None:
+        self.num_cached = 0
 
     @contextlib.contextmanager
-    def capturing(*_: object, **__: object) -> Iterator[None]:
+    def _capturing(self, graph: object, pool: tuple[int, int], **_: object) -> Iterator[None]:
+        assert pool not in self.ended, "use_count > 0"
+        self.graphs[pool] = self.graphs.get(pool, 0) + 1
+        weakref.finalize(graph, self._drop, pool)
         torch.cuda.empty_cache()
         yield
 
-    def run() -> torch.Tensor:
-        taken[0] += 30 * 2**20
-        return POOL
+    def _drop(self, pool: tuple[int, int]) -> None:
+        self.graphs[pool] -= 1
+        if not self.graphs[pool]:
+            self.ended.add(pool)
 
-    cuda = {
-        "graph_pool_handle": lambda: (0, 1),
-        "memory_reserved": lambda _: cached[0] * 2**20 + taken[0],
-        "empty_cache": lambda: cached.__setitem__(0, 0),
-        "CUDAGraph": Graph,
-        "graph": capturing,
-        "device": lambda _: contextlib.nullcontext(),
-    }
-    for name, stand_in in cuda.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    return FakeCuda(monkeypatch)
+
+
+def test_the_memory_of_graphs_is_what_they_take_beside_the_allocators_cache(
+    cuda: FakeCuda, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A capture begins by giving the cache back."""
     capture = CudaCapture(torch.device("cuda"))
     with caplog.at_level(logging.INFO, logger="outrider"):
+        replays = []
         for _ in range(2):
-            cached[0] = 700
-            assert capture(run)() is POOL
+            cuda.num_cached = 700 * 2**20
+            replays.append(capture(cuda.run))
+            assert replays[-1]() is POOL
     assert [record.getMessage().rpartition(" in ")[2] for record in caplog.records] == ["30 MiB", "60 MiB"]
+
+
+def test_graphs_share_a_pool_until_all_were_dropped(cuda: FakeCuda) -> None:
+    """As they are each time when another way to multiply is tried at the start."""
+    capture = CudaCapture(torch.device("cuda"))
+    replays = [capture(cuda.run) for _ in range(2)]
+    replays.pop()
+    replays.append(capture(cuda.run))
+    assert cuda.num_pools == 1
+    replays.clear()
+    replays.append(capture(cuda.run))
+    assert cuda.num_pools == 2 and len(cuda.ended) == 1
 
 
 def test_the_graph_that_was_used_longest_ago_goes_first(
