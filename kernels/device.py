@@ -1,4 +1,4 @@
-"""The row kernels for CUDA, in Triton: `outrider.kernels.reference` for all rows of a step in one launch.
+"""The row kernels for CUDA, in Triton: `outrider.kernels.reference` for all rows of a step in two launches.
 
 No probabilities and no noise are written to memory: each program reads a span of a row, in tiles, and writes
 its largest logit, its sum of exponentials and its best sum of weight and noise; spans are combined in order.
@@ -142,6 +142,42 @@ def _search(  # type: ignore[no-untyped-def]
         tl.store(weighted_totals + out, weighted)
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def _combine(  # type: ignore[no-untyped-def]
+    tops, totals, weighted_totals, bests, best_ids, temperatures, token_ids, row_tops, log_sums, entropies, num_spans,
+    IS_RESIDUAL: tl.constexpr, PADDED_SPANS: tl.constexpr,
+):  # fmt: skip
+    """Runs program (sample): what `_search` found in its spans, put together."""
+    number, span = tl.program_id(0), tl.arange(0, PADDED_SPANS)
+    is_span, at = span < num_spans, number * num_spans + span
+    sums = tl.load(bests + at, mask=is_span, other=-float("inf"))
+    _, token_id = _pick(sums, tl.load(best_ids + at, mask=is_span, other=_NO_ID))
+    token_id = token_id.to(tl.int64)
+    if IS_RESIDUAL:
+        token_id = tl.where(token_id == _NO_ID, -1, token_id)
+    else:
+        temperature = tl.load(temperatures + number).to(tl.float64)
+        temperature = tl.where(temperature == 0, 1.0, temperature)
+        span_tops = tl.load(tops + at, mask=is_span, other=-float("inf"))
+        is_nan = span_tops != span_tops
+        has_nan = tl.sum(is_nan.to(tl.int32)) > 0
+        top = tl.where(has_nan, float("nan"), tl.max(tl.where(is_nan, -float("inf"), span_tops)))
+        kept = tl.load(totals + at, mask=is_span, other=0.0)
+        zero = tl.where(top == -float("inf"), 0.0, top)
+        distance = tl.where(kept > 0, span_tops - zero, 0.0).to(tl.float64)
+        shares = tl.where(kept > 0, tl.exp(distance / temperature), 0.0)
+        total = tl.sum(shares * kept)
+        used = tl.where(total == 0, 1.0, total)
+        log_total = tl.where(total == 0, -float("inf"), tl.log(used))
+        weighted = tl.load(weighted_totals + at, mask=is_span, other=0.0)
+        mean_distance = tl.sum(shares * (weighted + distance * kept)) / temperature / used
+        token_id = tl.where(has_nan, -1, tl.where(token_id == _NO_ID, 0, token_id))
+        tl.store(row_tops + number, top)
+        tl.store(log_sums + number, log_total)
+        tl.store(entropies + number, log_total - mean_distance)
+    tl.store(token_ids + number, token_id)
+
+
 @dataclass(frozen=True)
 class SampledRows:
     """Holds what `gumbel_argmax` found in every row: [rows] on the device (`outrider.kernels.reference`)."""
@@ -167,18 +203,7 @@ def gumbel_argmax(
     device. At temperature 0 the token is the argmax and the rest is as at 1; without noise the tokens have no
     meaning.
     """
-    tops, totals, weighted, bests, best_ids = _launch(
-        logits, temperatures, thresholds, keys, None, has_noise=has_noise
-    )
-    used = torch.where(temperatures == 0, 1.0, temperatures.double())
-    top = tops.amax(1)
-    distance_to_top = torch.where(totals > 0, (tops - top[:, None]).double(), 0.0)  # no infinity less another
-    shares = torch.where(totals > 0, (distance_to_top / used[:, None]).exp(), 0.0)
-    total = (shares * totals).sum(1)
-    distance = (shares * (weighted.double() + distance_to_top * totals)).sum(1) / used
-    token_ids = _combine(bests, best_ids, nothing=0)
-    token_ids = torch.where(top.isnan(), -1, token_ids)
-    return SampledRows(token_ids, top, total.log(), total.log() - distance / total)
+    return _launch(logits, temperatures, thresholds, keys, None, has_noise=has_noise)
 
 
 def draft_signals(
@@ -220,8 +245,7 @@ def sample(
 
     The first three arguments are those of `gumbel_argmax`; `keys` are of the samples, [samples, 4].
     """
-    _, _, _, bests, best_ids = _launch(logits, temperatures, thresholds, keys, changes)
-    return _combine(bests, best_ids, nothing=-1)
+    return _launch(logits, temperatures, thresholds, keys, changes).token_ids
 
 
 def _launch(
@@ -232,26 +256,34 @@ def _launch(
     changes: Changes | None,
     *,
     has_noise: bool = True,
-) -> tuple[torch.Tensor, ...]:
-    """Returns each span's tops, totals, weighted totals, best sums and best ids, each [samples, spans]."""
-    vocab_size = logits.shape[1]
-    grid = len(keys), triton.cdiv(vocab_size, SPAN)
-    new = partial(torch.empty, grid, device=logits.device)
-    found = *(new(dtype=torch.float32) for _ in range(3)), new(dtype=torch.float64), new(dtype=torch.int32)
+) -> SampledRows:
+    """Returns the tokens of all samples, and the rest where there are no `changes`."""
+    vocab_size, num_samples = logits.shape[1], len(keys)
+    num_spans = triton.cdiv(vocab_size, SPAN)
+    new = partial(torch.empty, device=logits.device)
+    of_spans = num_samples, num_spans
+    found = (
+        *new((3, *of_spans), dtype=torch.float32),
+        new(of_spans, dtype=torch.float64),
+        new(of_spans, dtype=torch.int32),
+    )
+    log_sums, entropies = new((2, num_samples), dtype=torch.float64)
+    rows = SampledRows(
+        new(num_samples, dtype=torch.int64), new(num_samples, dtype=torch.float32), log_sums, entropies
+    )
     # Those of no changes are not read.
     used = changes or Changes(keys, found[3], found[3], found[4], found[3])
     # Triton launches on the current device, wherever its tensors are.
     with torch.cuda.device_of(logits):  # type: ignore[no-untyped-call]
-        _search[grid](
+        _search[of_spans](
             logits, logits.stride(0), vocab_size, temperatures, thresholds, keys,
             used.rows, used.tops, used.log_sums, used.ids, used.weights, *found,
             IS_RESIDUAL=changes is not None, HAS_NOISE=has_noise, NUM_CHANGED=used.ids.shape[1],
             NUM_BLOCKS=TILE_BLOCKS, SPAN=SPAN, enable_fp_fusion=False,
         )  # fmt: skip
-    return found
-
-
-def _combine(bests: torch.Tensor, best_ids: torch.Tensor, nothing: int) -> torch.Tensor:
-    best = bests.amax(1, keepdim=True)
-    token_ids = torch.where(bests == best, best_ids, NO_CHANGE).amin(1).long()
-    return torch.where(token_ids == NO_CHANGE, nothing, token_ids)
+        _combine[(num_samples,)](
+            *found, temperatures, rows.token_ids, rows.tops, rows.log_sums, rows.entropies, num_spans,
+            IS_RESIDUAL=changes is not None, PADDED_SPANS=triton.next_power_of_2(num_spans),
+            enable_fp_fusion=False, num_warps=1,
+        )  # fmt: skip
+    return rows

@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=float,
         default=TOTAL_S,
         metavar="S",
-        help=f"of all stages together; below {TOTAL_S:g} the limits of all but the first shrink alike",
+        help="of all stages together",
     )
     parser.add_argument("--commit", metavar="ID", help="of these sources, where this is a copy and no clone")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, in toy sizes")

@@ -21,7 +21,7 @@ from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, At
 from outrider.common.tree import Tree
 from outrider.kernels import reference
 from outrider.kernels.kv_pool import KVPool
-from outrider.kernels.paged_attention import KEYS
+from outrider.kernels.paged_attention import KEYS, early_tokens
 
 PLAIN = AttentionRule()
 RULES = (
@@ -246,9 +246,10 @@ def changed_rows(
 ) -> dict[str, int]:
     """Returns how many rows of a text have other bits than alone, for each way to lay it out.
 
-    They are around the ends of products and of splits of `split_tokens`.
+    They are around the ends of products and of splits, of which the first are shorter.
     """
-    ends = (1, KEYS + 1, split_tokens, split_tokens + 1, 2 * split_tokens - 3, 2 * split_tokens + 9)
+    early = early_tokens(split_tokens)
+    ends = (1, early + 1, split_tokens, split_tokens + 1, 2 * split_tokens - 3, 2 * split_tokens + 9)
     text = make_text(sizes, ends[-1], seed=1)
     comparison = Comparison(planner, sizes, dtype, device, rule, text, ends)
     longer, tree = 3 * split_tokens + 3, random_tree(np.random.default_rng(0), 9)
@@ -297,9 +298,9 @@ class LengthSplits(AttentionPlanner):
     """Has a fault planted in it: how tokens are split depends on the longest sequence of a forward."""
 
     def __init__(self, sizes: Sizes, device: str, split_tokens: int) -> None:
-        self._split_tokens = split_tokens
-        self._planners = [sizes.planner(device, split) for split in (split_tokens, 2 * split_tokens)]
+        self._short = 2 * split_tokens
+        self._planners = [sizes.planner(device, split) for split in (split_tokens, 8 * split_tokens)]
 
     def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
-        is_long = max(each.length for each in sequences) > 2 * self._split_tokens
+        is_long = max(each.length for each in sequences) > self._short
         return self._planners[is_long].plan(sequences)

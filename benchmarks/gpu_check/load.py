@@ -19,8 +19,8 @@ from outrider.experiments.shared.processes import running_verifier
 from outrider.experiments.shared.results import at_least
 
 THINK_MS = {"0": 20, "50": 70}  # by the emulated round trip: drafting takes 20 ms
-SESSIONS, JUDGED_SESSIONS = (1, 16, 64), 16
-RUN_S, TOY_RUN_S = 4.0, 0.5
+SESSIONS, JUDGED_SESSIONS = (16, 64, 1), 16  # first what most depends on
+RUN_S, TOY_RUN_S = 3.0, 0.5
 NUM_NEW = 96
 
 

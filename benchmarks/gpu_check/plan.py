@@ -15,8 +15,8 @@ DECODER = (*CORE, "transformers", "safetensors", "google.protobuf")
 class Stage:
     """Describes a stage: `run` of a module of this folder, in a process of its own.
 
-    It is cut after `limit_s`, and not begun with less than a third of that left. `packages` are the modules
-    that it cannot do without. Without a stage that `is_needed` none after it is run.
+    It is cut after `limit_s`, or its share of a shorter deadline, and not begun with less than a third of that left.
+    `packages` are the modules that it cannot do without. Without a stage that `is_needed` none after it is run.
     """
 
     name: str
@@ -31,19 +31,21 @@ class Stage:
         return [package for package in self.packages if not _is_installed(package)]
 
 
-# What ends early leaves its time to the next. What most depends on comes first: the last ones are dropped near the
-# deadline. The first one's limit allows for a cold disk, as all others wait for it.
+# What ends early leaves its time to the others, which share what is left as their limits say. The first one's allows
+# for a cold disk, as all others wait for it.
 STAGES = (
     Stage("environment", "environment", 60, ("torch",), is_needed=True),
-    Stage("kernels", "kernels", 45, (*CORE, "triton")),
-    Stage("attention", "attention", 45),
-    Stage("step", "step", 110, DECODER),
-    Stage("texts", "texts", 70, (*DECODER, "tokenizers")),
-    Stage("products", "products", 30),
-    Stage("products_no_split_k", "products", 25, environment=NO_SPLIT_K),
-    Stage("load", "load", 80, (*DECODER, "grpc", "uvloop", "prometheus_client", "onnxruntime", "tokenizers")),
-    Stage("tests", "marked_tests", 50, (*DECODER, "pytest", "tokenizers")),
-    Stage("training", "training", 45, (*DECODER, "tqdm", "tokenizers")),
+    Stage("kernels", "kernels", 30, (*CORE, "triton")),
+    Stage("attention", "attention", 30),
+    Stage("step", "step", 65, DECODER),
+    Stage("texts", "texts", 80, (*DECODER, "tokenizers")),
+    Stage("products", "products", 15),
+    Stage("products_no_split_k", "products", 10, environment=NO_SPLIT_K),
+    Stage(
+        "load", "load", 100, (*DECODER, "grpc", "uvloop", "prometheus_client", "onnxruntime", "tokenizers")
+    ),
+    Stage("tests", "marked_tests", 100, (*DECODER, "pytest", "tokenizers")),
+    Stage("training", "training", 70, (*DECODER, "tqdm", "tokenizers")),
 )
 TOTAL_S = sum(stage.limit_s for stage in STAGES)
 

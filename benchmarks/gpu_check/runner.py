@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_check.plan import TOTAL_S, Stage
+from benchmarks.gpu_check.plan import Stage
 
 ROOT = Path(__file__).resolve().parents[2]
 REHEARSAL_LIMIT_S = 90.0  # at least: a CPU may be shared
@@ -58,11 +58,14 @@ class Run:
         """Returns the time since the start."""
         return time.monotonic() - self.start_s
 
-    def limit_s(self, stage: Stage) -> float:
-        """Returns after how long a stage is cut."""
+    def limit_s(self, stage: Stage, later: Sequence[Stage] = ()) -> float:
+        """Returns after how long a stage is cut, which leaves those after it their share of the deadline."""
         if self.is_rehearsal:
             return max(stage.limit_s, REHEARSAL_LIMIT_S)
-        return stage.limit_s if stage.is_needed else stage.limit_s * min(1.0, self.deadline_s / TOTAL_S)
+        if stage.is_needed:
+            return stage.limit_s
+        wanted_s = stage.limit_s + sum(each.limit_s for each in later)
+        return stage.limit_s * (self.deadline_s - RESERVE_S - self.seconds) / wanted_s
 
     @property
     def name(self) -> str:
@@ -108,7 +111,8 @@ class Run:
 def run_stages(run: Run, stages: Sequence[Stage], say: Callable[[str], None] = print) -> None:
     """Runs all stages, writing the record after each. Output of theirs goes to a log beside it."""
     for number, stage in enumerate(stages, start=1):
-        outcome = _refusal(run, stage) or _run_stage(run, stage)
+        later = stages[number:]
+        outcome = _refusal(run, stage, later) or _run_stage(run, stage, later)
         run.outcomes.append(outcome)
         if stage.is_needed and outcome.status != "passed":
             run.broken = stage.name
@@ -118,24 +122,25 @@ def run_stages(run: Run, stages: Sequence[Stage], say: Callable[[str], None] = p
         say(": ".join((head, *notes)))
 
 
-def _refusal(run: Run, stage: Stage) -> Outcome | None:
+def _refusal(run: Run, stage: Stage, later: Sequence[Stage]) -> Outcome | None:
     """Returns why a stage is not run, None where it is."""
     left_s = run.deadline_s - RESERVE_S - run.seconds
+    limit_s = min(left_s, run.limit_s(stage, later))
     if run.broken:
         return Outcome(stage.name, "not run", f"{run.broken} did not pass")
     if sys.version_info < (3, 11) and not stage.is_needed:
         return Outcome(stage.name, "not run", f"Python {platform.python_version()}; outrider needs 3.11")
     if missing := stage.missing_packages():
         return Outcome(stage.name, "not run", f"not installed: {', '.join(missing)}")
-    if left_s < min(stage.limit_s, run.limit_s(stage)) / 3:
+    if limit_s < stage.limit_s / 3:
         return Outcome(stage.name, "not run", f"{max(0.0, left_s):.0f} s left of {run.deadline_s:g}")
     return None
 
 
-def _run_stage(run: Run, stage: Stage) -> Outcome:
+def _run_stage(run: Run, stage: Stage, later: Sequence[Stage]) -> Outcome:
     found = run.out / f"{run.name}.stage"
     found.unlink(missing_ok=True)
-    limit_s = min(run.limit_s(stage), run.deadline_s - RESERVE_S - run.seconds)
+    limit_s = min(run.limit_s(stage, later), run.deadline_s - RESERVE_S - run.seconds)
     command = [sys.executable, "-m", "benchmarks.gpu_check.stage", stage.module, str(found)]
     command += ["--limit", f"{limit_s:.1f}", *(["--rehearse"] if run.is_rehearsal else [])]
     start_s = time.monotonic()

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 Picked = TypeVar("Picked")
 Target = tuple[str, Callable[[float], bool]]  # of `outrider.experiments.shared.results`
 NONE: Target = "none", lambda count: count == 0
-FLUSHED_BYTES = 2**28  # more than any GPU's second cache
 
 
 @dataclass
@@ -72,26 +70,14 @@ class Setting:
         return statistics.median(found[self.pick(2, 1) :])
 
     def device_ms(self, run: Callable[[], object], num_turns: int = 15) -> float:
-        """Returns the median time on the device, with its caches flushed before each turn.
-
-        The flush also lets the host run ahead, so that a short kernel's launch is not measured.
-        """
+        """Returns the median time on the device, whose caches hold nothing of what is timed."""
         if self.is_rehearsal:
             return self.wall_ms(run)
         import torch
 
-        for _ in range(3):
-            run()
-        flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=self.device)
-        new_event: Any = partial(torch.cuda.Event, enable_timing=True)
-        events = [(new_event(), new_event()) for _ in range(num_turns)]
-        for begin, end in events:
-            flushed.zero_()
-            begin.record()
-            run()
-            end.record()
-        torch.cuda.synchronize()
-        return float(statistics.median(begin.elapsed_time(end) for begin, end in events))
+        from outrider.cloud_verifier.backends.products.timing import device_ms
+
+        return device_ms(run, torch.device(self.device), num_turns)
 
     def copy_gbps(self) -> float:
         """Returns the rate of a copy on the device, bytes read and written: the ceiling of what reads memory."""

@@ -20,7 +20,7 @@ from outrider.experiments.shared.results import Measure, at_least, at_most, judg
 # The embedded target's, 7B's with one KV head, and sizes that are no powers of two.
 ERROR_SIZES = (Sizes(6, 2, 64), Sizes(7, 1, 128), Sizes(4, 2, 24, 4))
 BIT_SIZES = Sizes(6, 2, 64)
-SPLIT_TOKENS = 64  # for texts of several splits that the interpreter reads in seconds
+SPLIT_TOKENS = 128  # for texts of several splits that the interpreter reads in seconds
 NUM_BATCHES = 8
 
 

@@ -96,7 +96,7 @@ class DeviceStep:
         found = device.gumbel_argmax(penalized, temperatures, thresholds, keys)
         read = torch.cat((found.token_ids.clamp(min=0)[:, None], ids), 1)
         columns = found.token_ids, found.tops, found.log_sums, found.entropies, thresholds
-        tables = [_table(*columns, *penalized.gather(1, read).unbind(1))]
+        tables = [torch.cat((_table(*columns), penalized.gather(1, read).double()), 1)]
         if self._samples.num:
             token_ids, rows = foreseen.draw(penalized, temperatures, thresholds, found, of_samples)
             places = rows, token_ids.clamp(min=0)

@@ -11,7 +11,7 @@ import pytest
 from support.notes import Note
 
 from benchmarks.gpu_check import __main__ as command
-from benchmarks.gpu_check.plan import STAGES, TOTAL_S, Stage
+from benchmarks.gpu_check.plan import STAGES, Stage
 from benchmarks.gpu_check.runner import ROOT, Outcome, Run, run_stages
 
 DEADLINE_S = 800  # of the rehearsal here: a busy machine takes several times what `gpu.rehearse` says
@@ -87,11 +87,12 @@ def test_what_finds_no_package_or_no_time_is_named_and_not_run(
     assert reasons[1].endswith("s left of 20") and reasons[3] == "needed did not pass"
 
 
-def test_a_shorter_deadline_leaves_every_stage_its_share() -> None:
-    run = Run(Path(), is_rehearsal=False, deadline_s=TOTAL_S / 4)
-    assert run.limit_s(Stage("one", "x", 40)) == 10.0
-    assert run.limit_s(Stage("needed", "x", 40, is_needed=True)) == 40.0  # without it none is run
-    assert Run(Path(), is_rehearsal=False, deadline_s=2 * TOTAL_S).limit_s(Stage("one", "x", 40)) == 40.0
+def test_stages_share_what_is_left_of_the_deadline() -> None:
+    first, later = Stage("first", "x", 10), [Stage("second", "x", 30)]
+    run = Run(Path(), is_rehearsal=False, deadline_s=25.0)  # of which 5 are kept for the end
+    assert run.limit_s(first, later) == pytest.approx(5.0, abs=0.1)
+    assert run.limit_s(later[0]) == pytest.approx(20.0, abs=0.1), "what the first leaves"
+    assert run.limit_s(Stage("needed", "x", 60, is_needed=True), later) == 60.0, "without it none is run"
 
 
 def test_the_commit_of_a_copy_is_the_one_that_is_named(tmp_path: Path) -> None:

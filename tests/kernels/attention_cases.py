@@ -34,10 +34,10 @@ from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
 from outrider.common.tree import Tree
-from outrider.kernels.paged_attention import KEYS
+from outrider.kernels.paged_attention import KEYS, early_tokens, num_splits
 
 CPU = torch.device("cpu")
-SPLIT = 64  # so that short texts have several
+SPLIT = 64  # so that short texts have several, all alike; twice as many, and the first ones are shorter
 SMALL = Sizes(3, 1)
 FP8 = Sizes(is_fp8=True)
 
@@ -77,7 +77,7 @@ def test_a_wrong_block_is_seen() -> None:
 )
 def test_a_rows_bits_are_its_own(dtype: torch.dtype, rule: AttentionRule, is_fp8: bool) -> None:
     sizes = replace(SMALL, is_fp8=is_fp8)
-    changed = changed_rows(sizes.planner("cpu", SPLIT), sizes, dtype, "cpu", SPLIT, rule)
+    changed = changed_rows(sizes.planner("cpu", 2 * SPLIT), sizes, dtype, "cpu", 2 * SPLIT, rule)
     assert set(changed.values()) == {0} and len(changed) == 5, changed
 
 
@@ -89,7 +89,7 @@ def test_splits_by_a_sessions_length_are_caught() -> None:
 def test_a_forward_of_very_many_rows_is_several_launches_with_the_same_bits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    parts = [Part(make_text(SMALL, 90, seed), 50, 90) for seed in range(2)]
+    parts = [Part(make_text(SMALL, 90, seed), 50, 90) for seed in range(2)]  # of two splits
     batch = Batch(SMALL, parts, torch.float32, "cpu")
     planner = SMALL.planner("cpu", SPLIT)
     assert [len(tiles) for tiles in planner._launches(batch.sequences)] == [6]
@@ -99,26 +99,36 @@ def test_a_forward_of_very_many_rows_is_several_launches_with_the_same_bits(
     assert torch.equal(batch.attend(planner), whole)
 
 
+def test_splits_are_counted_as_the_kernel_divides_positions() -> None:
+    for split in (SPLIT, 2 * SPLIT):
+        starts = [*range(0, split, early_tokens(split)), *range(split, 5 * split, split)]
+        for length in range(1, 5 * split):
+            assert num_splits(length, split) == sum(start < length for start in starts)
+    assert (early_tokens(512), num_splits(512, 512), num_splits(513, 512)) == (256, 2, 3)
+
+
 def test_the_index_of_a_chain_and_a_tree() -> None:
     tree = Tree((-1, 0, -1))
     chain = PackedSequence(0, 2, 21, [4, 9])
-    branching = PackedSequence(2, 4, 37, [3, 5, 8], tree=tree)  # its root is 34: one query comes before it
+    branching = PackedSequence(
+        2, 4, 69, [3, 5, 7, 6, 8], tree=tree
+    )  # its root is 66: one query comes before it
     planner = PagedPlanner(16, 3, CPU)
     (tiles,) = planner._launches([chain, branching])
     index = planner._index(tiles)
     assert (index.num_rows, index.num_tiles, index.num_splits) == (6, 2, 1)
     assert index.values.tolist() == [
         *(0, 2, 21, 24, 1, 0, 0, 0),  # runs at 24
-        *(2, 4, 36, 40, 3, 0, 0, 0),  # at 40
-        *(19, 20, 33, 34, 35, 34),  # positions
+        *(2, 4, 68, 42, 3, 0, 0, 0),  # at 42
+        *(19, 20, 65, 66, 67, 66),  # positions
         *(4, 9),  # the chain's blocks, at 22
         *(0, 2, 0, 21, 22, 16),
-        *(3, 5, 8),  # the tree's blocks, at 30
-        *(8 * 16, 8 * 16 + 1, 8 * 16 + 2, 8 * 16 + 3),  # positions 32 … 35 on the path of node 1, at 33
-        *(8 * 16, 8 * 16 + 1, 8 * 16 + 4),  # positions 32 … 34 on that of node 2, at 37
-        *(0, 4, 0, 32, 30, 16),  # what comes before the tree, up to a multiple of 32
-        *(0, 3, 32, 36, 33, 1),
-        *(3, 1, 32, 35, 37, 1),
+        *(3, 5, 7, 6, 8),  # the tree's blocks, at 30
+        *(8 * 16, 8 * 16 + 1, 8 * 16 + 2, 8 * 16 + 3),  # positions 64 … 67 on the path of node 1, at 35
+        *(8 * 16, 8 * 16 + 1, 8 * 16 + 4),  # positions 64 … 66 on that of node 2, at 39
+        *(0, 4, 0, 64, 30, 16),  # what comes before the tree, up to a multiple of 64
+        *(0, 3, 64, 68, 35, 1),
+        *(3, 1, 64, 67, 39, 1),
     ]
 
 
@@ -128,7 +138,7 @@ def test_the_index_of_a_chain_and_a_tree() -> None:
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("target")
-    return make_tiny_target(folder / "llama", num_layers=1, max_context=101, hidden=32)
+    return make_tiny_target(folder / "llama", num_layers=1, max_context=2 * SPLIT + 1, hidden=32)
 
 
 @pytest.fixture
@@ -153,6 +163,6 @@ def test_a_planted_fault_is_found_at_load(load: Callable[[str], TransformersBack
     backend = load("float32")
     facts = backend.facts
     sizes = Sizes(facts.num_heads, facts.num_kv_heads, facts.head_dim)
-    backend.planner = LengthSplits(sizes, "cpu", 32)
+    backend.planner = LengthSplits(sizes, "cpu", SPLIT)
     with pytest.raises(ModelError, match=r"attention over .* tokens depends on"):
         check_attention(backend)

@@ -108,16 +108,16 @@ def test_a_kernel_is_launched_on_the_device_of_its_logits(monkeypatch):
         yield
         current.pop()
 
-    class Search:
+    class Kernel:
         def __getitem__(self, grid):
-            return lambda logits, *arguments, **options: launched.append(current[-1] is logits)
+            return lambda *arguments, **options: launched.append(current[-1] is logits)
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    monkeypatch.setattr(device, "_search", Search())
-    device.gumbel_argmax(
-        torch.zeros(1, 8), torch.ones(1), torch.zeros(1), torch.zeros((1, 4), dtype=torch.int64)
-    )
-    assert launched == [True]
+    for name in ("_search", "_combine"):
+        monkeypatch.setattr(device, name, Kernel())
+    logits = torch.zeros(1, 8)
+    device.gumbel_argmax(logits, torch.ones(1), torch.zeros(1), torch.zeros((1, 4), dtype=torch.int64))
+    assert launched == [True, True]
 
 
 def _no_changes(num_rows):

@@ -26,6 +26,7 @@ from outrider.kernels.paged_attention import (
     Parts,
     attend,
     make_parts,
+    num_splits,
     tile_queries,
 )
 
@@ -120,18 +121,21 @@ class PagedPlanner(AttentionPlanner):
     def _launches(self, sequences: Sequence[PackedSequence]) -> Iterator[list[Tile]]:
         """Yields the tiles of each launch, in packed order: one for all rows, unless there are very many."""
         tiles: list[Tile] = []
-        num_splits = 1
+        most_splits = 1
         for sequence in sequences:
-            positions, own_splits = sequence.positions, _bucket(-(-sequence.length // self._split_tokens))
+            positions, own_splits = (
+                sequence.positions,
+                _bucket(num_splits(sequence.length, self._split_tokens)),
+            )
             for first in range(0, sequence.num_queries, self._tile_queries):
                 stop = min(first + self._tile_queries, sequence.num_queries)
                 tile = Tile(sequence, first, stop, positions[first:stop])
-                wanted = max(num_splits, own_splits)
+                wanted = max(most_splits, own_splits)
                 if tiles and (tile.rows.stop - tiles[0].rows.start) * wanted > MAX_PARTS:
                     yield tiles
                     tiles, wanted = [], own_splits
                 tiles.append(tile)
-                num_splits = wanted
+                most_splits = wanted
         if tiles:
             yield tiles
 
@@ -157,7 +161,7 @@ class PagedPlanner(AttentionPlanner):
             values=self._upload(np.frombuffer(values, np.int32)),
             num_rows=tiles[-1].rows.stop - first_row,
             num_tiles=num_tiles,
-            num_splits=_bucket(-(-stop // self._split_tokens)),
+            num_splits=_bucket(num_splits(stop, self._split_tokens)),
         )
 
     def _runs(self, values: array[int], tile: Tile, table: int, stop: int) -> list[tuple[int, ...]]:

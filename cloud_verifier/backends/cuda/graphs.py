@@ -21,6 +21,10 @@ from outrider.cloud_verifier.backends.attention.plan import AttentionRule, Fixed
 logger = logging.getLogger(__name__)
 
 MIN_ROWS, MAX_ROWS = 8, 512  # of a graph; the device takes longer for more than the host for their launches
+FREE_ROWS, ROWS_STEP = (
+    256,
+    128,
+)  # an H100 reads a 7B model's weights in the time of 256 rows; more rows cost time
 MAX_GRAPHS = 64
 
 RunLayers = Callable[[torch.Tensor, torch.Tensor, ForwardPlan], torch.Tensor]
@@ -29,9 +33,13 @@ Capture = Callable[[Run], Run]  # returns what runs it again, in the same memory
 
 
 def graph_rows(num_rows: int) -> int:
-    """Returns the rows with which a step of `num_rows` is run: a power of two, as many as there are above those of a
+    """Returns the rows with which a step of `num_rows` is run: few sizes, and as many as there are above those of a
     graph."""
-    return num_rows if num_rows > MAX_ROWS else max(MIN_ROWS, 1 << (num_rows - 1).bit_length())
+    if num_rows > MAX_ROWS:
+        return num_rows
+    if num_rows > FREE_ROWS:
+        return -(-num_rows // ROWS_STEP) * ROWS_STEP
+    return max(MIN_ROWS, 1 << (num_rows - 1).bit_length())
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ Machines' "Defeating Nondeterminism in LLM Inference" (2025), with measured coun
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -20,12 +19,13 @@ from functools import partial
 
 import torch
 
+from outrider.cloud_verifier.backends.products.timing import device_ms
+
 Product = Callable[[torch.Tensor], torch.Tensor]  # [rows, in] → [rows, out]
 
 DISTINCT_OUTPUTS = 256  # rows of a tested weight, which are repeated
 MIN_GAIN = 0.95  # a count is left out where a larger one takes less than this share of its time
-NUM_TIMED = 5  # products of each count, after one to warm up
-FLUSHED_BYTES = 2**28  # more than any GPU's second cache, from which small matrices would be read
+NUM_TIMED = 5  # products of each count
 MAX_EXPONENT = 12  # of the tested summands: so far apart that every order of summation rounds differently
 
 
@@ -146,28 +146,12 @@ def find_row_plan(
         for count in sorted(bits):
             bits[count].append(_row_bits(product, others[:, :count]))
             if device.type == "cuda":
-                times[count] += device_ms(partial(product, others[0, :count]), device)
+                times[count] += device_ms(partial(product, others[0, :count]), device, NUM_TIMED)
             if time.monotonic() > deadline:
                 bits = {each: bits[each] for each in bits if each <= count}
                 break
     plan = choices.cheapest({count: None if None in found else tuple(found) for count, found in bits.items()})
     return plan and plan.without_slow(times)
-
-
-def device_ms(run: Callable[[], object], device: torch.device) -> float:
-    """Returns the median time of some operations on a GPU whose second cache holds nothing of theirs."""
-    new_event: Callable[[], torch.cuda.Event] = partial(torch.cuda.Event, enable_timing=True)
-    events = [(new_event(), new_event()) for _ in range(NUM_TIMED)]
-    with torch.cuda.device(device):
-        flushed = torch.empty(FLUSHED_BYTES, dtype=torch.int8, device=device)
-        run()
-        for begin, end in events:
-            flushed.zero_()  # which takes longer than to launch what is timed
-            begin.record()
-            run()
-            end.record()
-        torch.cuda.synchronize()
-    return float(statistics.median(begin.elapsed_time(end) for begin, end in events))
 
 
 def cancelling_weight(kind: MatrixKind, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
