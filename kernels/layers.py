@@ -1,8 +1,7 @@
 """What a decoder layer does beside its products and its attention, for CUDA, in Triton: one launch each.
 
 `outrider.kernels.plain_layers` is the same in torch, and says what each computes. A program reads one row, or one head
-of it, so that a row's bits follow from the row alone. Tested under Triton's interpreter and compiled for compute
-capabilities 8.0 and 9.0; not run on a GPU yet.
+of it, so that a row's bits follow from the row alone.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ tile of the weight come together. The idea is that of the persistent matrix prod
 Nondeterminism in LLM Inference" (2025).
 
 It is what is left where the library's products fail the check at the start (`cloud_verifier.backends.products`), and
-slower. Tested under Triton's interpreter and compiled for compute capabilities 8.0 and 9.0; not run on a GPU yet.
+slower: on an H100 1.7 times as slow for up to 64 rows of a 7B model, 2.2 for 128 (docs/gpu.md).
 """
 
 from __future__ import annotations

@@ -35,16 +35,14 @@ class Stage:
 # for a cold disk, as all others wait for it.
 STAGES = (
     Stage("environment", "environment", 60, ("torch",), is_needed=True),
-    Stage("kernels", "kernels", 30, (*CORE, "triton")),
-    Stage("attention", "attention", 30),
+    Stage("kernels", "kernels", 45, (*CORE, "triton")),
+    Stage("attention", "attention", 40),
     Stage("step", "step", 65, DECODER),
     Stage("texts", "texts", 80, (*DECODER, "tokenizers")),
     Stage("products", "products", 15),
     Stage("products_no_split_k", "products", 10, environment=NO_SPLIT_K),
-    Stage(
-        "load", "load", 100, (*DECODER, "grpc", "uvloop", "prometheus_client", "onnxruntime", "tokenizers")
-    ),
-    Stage("tests", "marked_tests", 100, (*DECODER, "pytest", "tokenizers")),
+    Stage("load", "load", 80, (*DECODER, "grpc", "uvloop", "prometheus_client", "onnxruntime", "tokenizers")),
+    Stage("tests", "marked_tests", 95, (*DECODER, "pytest", "tokenizers")),
     Stage("training", "training", 70, (*DECODER, "tqdm", "tokenizers")),
 )
 TOTAL_S = sum(stage.limit_s for stage in STAGES)

@@ -77,6 +77,15 @@ class Run:
         """Returns whether every stage passed and no figure missed its target."""
         return all(each.status == "passed" and not each.missed for each in self.outcomes)
 
+    def _flags(self) -> str:
+        """Returns the options of the command but those that name places of this machine."""
+        flags, is_left_out = list[str](), False
+        for each in sys.argv[1:]:
+            if not is_left_out and not each.startswith(("--out", "--commit")):
+                flags.append(each)
+            is_left_out = each in ("--out", "--commit")
+        return " ".join(flags)
+
     def write(self) -> Path:
         """Writes the record so far, in the format of `benchmarks.results_file`; returns its path."""
         facts = next((each.details for each in self.outcomes if each.stage == "environment"), {})
@@ -88,7 +97,7 @@ class Run:
                 "python": platform.python_version(),
                 "gpu": facts.get("gpu"),
             },
-            "command": f"python -m benchmarks.gpu_check {' '.join(sys.argv[1:])}".strip(),
+            "command": f"python -m benchmarks.gpu_check {self._flags()}".strip(),
             "measures": [measure for each in self.outcomes for measure in each.measures],
             "details": {
                 each.stage: {

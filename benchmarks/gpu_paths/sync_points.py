@@ -48,6 +48,7 @@ from outrider.kernels import device, device_truncation, layers, paged_attention
 MAX_SYNC_POINTS = 2  # an upload and a download
 KERNELS = (
     (device, "_search"),
+    (device, "_combine"),
     (device_truncation, "_cut"),
     (layers, "_add_norm"),
     (layers, "_rotate"),

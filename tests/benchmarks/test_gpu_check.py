@@ -95,9 +95,15 @@ def test_stages_share_what_is_left_of_the_deadline() -> None:
     assert run.limit_s(Stage("needed", "x", 60, is_needed=True), later) == 60.0, "without it none is run"
 
 
-def test_the_commit_of_a_copy_is_the_one_that_is_named(tmp_path: Path) -> None:
+def test_a_copys_record_has_the_commit_that_is_named_and_no_places_of_its_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = "gpu_check --out /root/out --deadline 60 --commit=0123456789ab --only step"
+    monkeypatch.setattr(sys, "argv", flags.split())
     path = Run(tmp_path, is_rehearsal=True, deadline_s=1.0, commit="0123456789ab").write()
-    assert json.loads(path.read_text())["commit"] == "0123456789ab"
+    record = json.loads(path.read_text())
+    assert record["commit"] == "0123456789ab"
+    assert record["command"] == "python -m benchmarks.gpu_check --deadline 60 --only step"
 
 
 def test_all_stages_together_fit_the_default_deadline() -> None:
