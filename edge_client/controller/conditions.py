@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 from outrider.edge_client.controller.acceptance import AcceptanceEstimator
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, round_s
 from outrider.edge_client.controller.cost_model_pipelined import branching_token_s
+from outrider.edge_client.controller.geometric_mean import GeometricMean
 from outrider.edge_client.controller.round_costs import RoundCosts
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 from outrider.edge_client.core.stats import RoundRecord
@@ -23,9 +22,10 @@ class Conditions:
         self.costs = RoundCosts()
         self.acceptance = AcceptanceEstimator(is_copied)
         self.window = 1  # rounds that may be in flight now
-        self._pipelined_logs, self._num_pipelined = 0.0, 0.0
+        prior = 1 + SETTINGS.pipelined_excess_share
+        self._pipelined_times = GeometricMean(prior, SETTINGS.pipelined_excess_weight_rounds)
         self._tree_tokens = self._expected_tree_tokens = SETTINGS.tree_yield_weight_tokens
-        self._tree_time_logs, self._num_tree_times = 0.0, SETTINGS.tree_excess_weight_rounds
+        self._tree_times = GeometricMean(1.0, SETTINGS.tree_excess_weight_rounds)
         self._length = 4
 
     @property
@@ -85,31 +85,25 @@ class Conditions:
         expected_s = period_s if record.pipelined_hit else whole_s
         if record.is_guess_hit:
             expected_s = whole_s - SETTINGS.branch_spared_share * (whole_s - period_s)
-        memory = SETTINGS.acceptance_memory_per_round
-        self._pipelined_logs = memory * self._pipelined_logs + math.log(record.since_ms / 1e3 / expected_s)
-        self._num_pipelined = memory * self._num_pipelined + 1
+        self._pipelined_times.observe(record.since_ms / 1e3 / expected_s)
 
     @property
     def pipelined_excess(self) -> float:
         """Returns the time that pipelined rounds take : the cost model's. Where both sides share processors a draft
         slows the verification that it overlaps."""
-        weight = SETTINGS.pipelined_excess_weight_rounds
-        logs = weight * math.log1p(SETTINGS.pipelined_excess_share) + self._pipelined_logs
-        return math.exp(logs / (weight + self._num_pipelined))
+        return self._pipelined_times.value
 
     def observe_tree(self, num_tokens: int, expected: float, time_ratio: float) -> None:
         """Adds what a tree brought, what was expected of it, and its round's time : the expected one."""
         memory = SETTINGS.acceptance_memory_per_round
         self._tree_tokens = memory * self._tree_tokens + num_tokens
         self._expected_tree_tokens = memory * self._expected_tree_tokens + expected
-        self._tree_time_logs = memory * self._tree_time_logs + math.log(time_ratio)
-        self._num_tree_times = memory * self._num_tree_times + 1
+        self._tree_times.observe(time_ratio)
 
     @property
     def tree_yield(self) -> float:
         """Returns the tokens a second that trees bring : those that the cost model expects."""
-        excess = math.exp(self._tree_time_logs / self._num_tree_times)
-        return self._tree_tokens / self._expected_tree_tokens / excess
+        return self._tree_tokens / self._expected_tree_tokens / self._tree_times.value
 
     @property
     def branch_hit_share(self) -> float:

@@ -24,9 +24,9 @@ class RoundCosts:
     """
 
     def __init__(self) -> None:
-        self._verify = MedianSlopeTime(
-            SETTINGS.num_verify_samples, SETTINGS.token_share_of_verify, SETTINGS.token_share_weight_tokens
-        )
+        line = SETTINGS.num_verify_samples, SETTINGS.token_share_of_verify, SETTINGS.token_share_weight_tokens
+        self._verify, self._verify_synchronous = MedianSlopeTime(*line), MedianSlopeTime(*line)
+        self._has_pipelined = False
         self._rtts_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._edge_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
@@ -65,6 +65,10 @@ class RoundCosts:
         if record.pipelined_hit:
             verify_ms = max(record.forward_ms, verify_ms - record.queue_ms)
         self._verify.observe(record.num_draft_tokens + 1, verify_ms / 1e3)
+        if record.window == 1:
+            self._verify_synchronous.observe(record.num_draft_tokens + 1, verify_ms / 1e3)
+        else:
+            self._has_pipelined = True
         self._shared_token_s.append(_shared_token_s(record))
         self._num_rounds += 1
         if record.edge_ms:
@@ -136,12 +140,23 @@ class RoundCosts:
 
         Where sessions share the verifier one more token delays all of them, and they all decide alike: its slope is
         then what one more token of each would add.
+
+        Elsewhere a pipelined round's verification is an upper bound: a draft that shares its processors slows it. Such
+        rounds count where they are faster than what synchronous ones took or the verifier states, or nothing else is
+        known.
         """
         if not self._num_rounds:
             return self._stated
         if shared_token_s := statistics.median(self._shared_token_s):
             return self._verify.line_of_slope(shared_token_s)
-        return self._verify.line(self._stated[1] if self._stated else None)
+        stated_token_s = self._stated[1] if self._stated else None
+        recent, known = self._verify.line(stated_token_s), self._stated
+        if not self._has_pipelined:
+            return recent
+        if self._verify_synchronous.has_any:
+            known = self._verify_synchronous.line(stated_token_s)
+        num_tokens = self._verify.mean_tokens
+        return min(recent, known or recent, key=lambda line: line[0] + num_tokens * line[1])
 
     def _draft_line(self) -> tuple[float, float]:
         """Returns a draft's line over its tokens. Until lengths differ a call is taken to have `draft_call_s` of

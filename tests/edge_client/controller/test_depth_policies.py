@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from outrider.common.errors import UsageError
 from outrider.common.types import GenerateRequest, SamplingParams, Signals, VerifyRequest
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.controller.acceptance import AcceptanceEstimator
+from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import FixedDepth
@@ -192,6 +194,28 @@ def test_costs_tell_a_verifiers_fixed_time_from_what_each_token_adds() -> None:
     assert models.draft_token_s == pytest.approx(0.003)
     assert models.verify_token_s == pytest.approx(0.0005, rel=0.1), "one slow step is not believed"
     assert models.verify_fixed_s == pytest.approx(0.0305, rel=0.05)
+
+
+def observed_ms(costs: RoundCosts, verifier_ms: float, window: int, num_rounds: int = 20) -> float:
+    """Shows rounds, whose slope is half a millisecond a token, and returns what a verification of 5 tokens is then
+    expected to take."""
+    for number in range(num_rounds):
+        record = answered(4 + number % 5, 3, verifier_ms=verifier_ms + 0.5 * (number % 5))
+        costs.observe(replace(record, window=window))
+    return costs.estimate()[0].verify_s(4) * 1e3
+
+
+def test_a_verification_that_a_draft_overlaps_does_not_tell_what_one_alone_takes() -> None:
+    """As on shared processors, where pipelined rounds were verified in 24.6 ms and others in 16.0."""
+    measured, stated, unknown = RoundCosts(), RoundCosts(), RoundCosts()
+    assert observed_ms(measured, 16.0, window=1) == pytest.approx(16.0)
+    assert observed_ms(measured, 24.6, window=3) == pytest.approx(16.0), "measured one at a time"
+    stated.observe_opening(0.05, step_fixed_s=0.0135, step_token_s=0.0005)
+    assert observed_ms(stated, 24.6, window=3) == pytest.approx(16.0), "stated"
+    assert observed_ms(stated, 17.0, window=1) == pytest.approx(17.0), "what was measured is nearer"
+    assert observed_ms(unknown, 24.6, window=3) == pytest.approx(24.6), "all that is known"
+    assert observed_ms(unknown, 16.0, window=1, num_rounds=5) == pytest.approx(16.0)
+    assert observed_ms(measured, 9.0, window=3) == pytest.approx(9.0), "the verifier became faster"
 
 
 def test_a_verifier_that_became_slower_is_believed_within_eight_rounds() -> None:
@@ -420,6 +444,17 @@ def test_drafts_become_shorter_the_more_sessions_share_a_step() -> None:
     lengths = [length_beside(num_sessions) for num_sessions in (1, 4, 16, 64)]
     assert lengths == sorted(lengths, reverse=True) and lengths[0] > lengths[2] >= 1, lengths
     assert length_beside(64, token_ms=0.001) >= lengths[0], "where tokens cost nothing nobody saves them"
+
+
+def test_where_every_round_is_pipelined_drafts_become_shorter_too_and_longer_again() -> None:
+    conditions = Conditions()
+    conditions.observe_opening(0.001, 0.05, 0.0001, step_fixed_s=0.010, step_token_s=0.0005)
+    lengths = []
+    for num_sessions in (1, 16, 1):
+        for _ in range(40):
+            conditions.observe(replace(shared(num_sessions, 4, token_ms=0.5), window=3))
+        lengths.append(conditions.fastest_pipelined(0.8)[0])
+    assert lengths[1] < min(lengths[0], lengths[2]), lengths
 
 
 def test_one_more_token_of_everybody_is_what_a_shared_token_costs() -> None:

@@ -64,7 +64,7 @@ def test_each_way_is_taken_where_it_is_the_soonest(
 def test_rounds_that_slow_each_other_are_not_pipelined_for_long(slower: float, best: ExecutionMode) -> None:
     """As on shared processors, where a draft takes time from the verification that it overlaps."""
     choice = ModePolicy(ALL)
-    choice.conditions.observe_opening(0.001, 0.07, 0.012)
+    choice.conditions.observe_opening(0.001, 0.07, 0.012, step_fixed_s=0.069, step_token_s=0.00015)
     assert choice.choose(1000) is ExecutionMode.PIPELINED
     for number in range(60):
         record = a_round(1, 70, 12, num_accepted=6 if number % 2 else 3)
@@ -72,7 +72,15 @@ def test_rounds_that_slow_each_other_are_not_pipelined_for_long(slower: float, b
             is_ahead = number % 2 == 0 and number > 0
             ahead_ms, whole_ms = 72.0, 6 * 12 + 70 + 1 + choice.conditions.estimate()[0].draft_fixed_s * 1e3
             since_ms = slower * (ahead_ms if is_ahead else whole_ms)
-            record = replace(record, window=2, pipelined_hit=is_ahead or None, since_ms=since_ms)
+            forward_ms = slower * 70
+            record = replace(
+                record,
+                window=2,
+                pipelined_hit=is_ahead or None,
+                since_ms=since_ms,
+                forward_ms=forward_ms,
+                verifier_ms=forward_ms,
+            )
         choice.observe(record)
         choice.choose(1000)
     assert choice.current is best
