@@ -22,6 +22,7 @@ from outrider.cloud_verifier.backends.products.row_plan import (
     RowChoices,
     RowPlan,
     find_row_plan,
+    products_ms,
 )
 from outrider.cloud_verifier.backends.products.ways import ProductWay, product_ways
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
@@ -162,6 +163,9 @@ def _prepare(backend: TransformersBackend, plan: RowPlan, choices: RowChoices) -
     backend.decoder.use_exact_rows()
     if choices.has_other_kernels:
         plan = _agreeing(backend, plan, choices)
+    if device.type == "cuda":
+        kinds = backend.decoder.matrix_kinds()
+        plan = plan.without_slow(products_ms(kinds, plan.counts, getattr(torch, backend.dtype), device))
     backend.row_plan = plan
     check_attention(backend)
     check_forwards(backend)

@@ -138,20 +138,29 @@ def find_row_plan(
     """Returns the cheapest plan with which every kind of matrix gives a row the same bits in every place and beside
     any others, None where no count does."""
     bits: dict[int, list[bytes | None]] = {count: [] for count in choices.counts}
-    times = dict.fromkeys(choices.counts, 0.0)
     for kind in kinds:
         product = kind.make(cancelling_weight(kind, dtype, device))
         others = _other_rows(kind.num_inputs, max(bits), dtype, device)
         deadline = time.monotonic() + choices.max_probe_s / len(kinds)
         for count in sorted(bits):
             bits[count].append(_row_bits(product, others[:, :count]))
-            if device.type == "cuda":
-                times[count] += device_ms(partial(product, others[0, :count]), device, NUM_TIMED)
             if time.monotonic() > deadline:
                 bits = {each: bits[each] for each in bits if each <= count}
                 break
-    plan = choices.cheapest({count: None if None in found else tuple(found) for count, found in bits.items()})
-    return plan and plan.without_slow(times)
+    return choices.cheapest({count: None if None in found else tuple(found) for count, found in bits.items()})
+
+
+def products_ms(
+    kinds: Sequence[MatrixKind], counts: Sequence[int], dtype: torch.dtype, device: torch.device
+) -> dict[int, float]:
+    """Returns the time on a GPU of one product of every kind, for each number of rows."""
+    times = dict.fromkeys(counts, 0.0)
+    for kind in kinds:
+        product = kind.make(cancelling_weight(kind, dtype, device))
+        rows = _other_rows(kind.num_inputs, max(counts), dtype, device)[0]
+        for count in counts:
+            times[count] += device_ms(partial(product, rows[:count]), device, NUM_TIMED)
+    return times
 
 
 def cancelling_weight(kind: MatrixKind, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

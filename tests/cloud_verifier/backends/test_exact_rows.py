@@ -26,6 +26,7 @@ from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.passes.feeds import Feed, split_feeds
+from outrider.cloud_verifier.backends.products import row_plan
 from outrider.cloud_verifier.backends.products.row_plan import (
     ON_CPU,
     ON_GPU,
@@ -33,6 +34,7 @@ from outrider.cloud_verifier.backends.products.row_plan import (
     Product,
     RowPlan,
     find_row_plan,
+    products_ms,
 )
 from outrider.cloud_verifier.backends.products.ways import (
     Linear,
@@ -266,6 +268,19 @@ def test_counts_that_take_longer_than_larger_ones_are_left_out() -> None:
     times = {8: 9.6, 16: 9.7, 64: 6.2, 128: 6.1, 256: 7.5}
     assert plan.without_slow(times) == RowPlan((64, 128, 256)), "a hundredth less is noise"
     assert plan.without_slow(dict.fromkeys(times, 1.0)) == plan
+
+
+def test_a_count_is_timed_by_one_product_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[tuple[int, int]] = []
+
+    def timed_ms(run: Callable[[], torch.Tensor], device: torch.device, num_turns: int) -> float:
+        rows.append(tuple(run().shape))
+        return float(rows[-1][0])
+
+    monkeypatch.setattr(row_plan, "device_ms", timed_ms)
+    kinds = [MatrixKind(64, 8, linear), MatrixKind(48, 24, linear)]
+    times = products_ms(kinds, (16, 64), torch.float32, torch.device("cpu"))
+    assert times == {16: 32.0, 64: 128.0} and rows == [(16, 8), (64, 8), (16, 24), (64, 24)]
 
 
 def test_a_way_that_differs_by_count_is_used_at_the_cheapest_counts_that_agree(
