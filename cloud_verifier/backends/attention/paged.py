@@ -123,10 +123,8 @@ class PagedPlanner(AttentionPlanner):
         tiles: list[Tile] = []
         most_splits = 1
         for sequence in sequences:
-            positions, own_splits = (
-                sequence.positions,
-                _bucket(num_splits(sequence.length, self._split_tokens)),
-            )
+            positions = sequence.positions
+            own_splits = _bucket(num_splits(sequence.length, self._split_tokens))
             for first in range(0, sequence.num_queries, self._tile_queries):
                 stop = min(first + self._tile_queries, sequence.num_queries)
                 tile = Tile(sequence, first, stop, positions[first:stop])

@@ -21,10 +21,8 @@ from outrider.cloud_verifier.backends.attention.plan import AttentionRule, Fixed
 logger = logging.getLogger(__name__)
 
 MIN_ROWS, MAX_ROWS = 8, 512  # of a graph; the device takes longer for more than the host for their launches
-FREE_ROWS, ROWS_STEP = (
-    256,
-    128,
-)  # an H100 reads a 7B model's weights in the time of 256 rows; more rows cost time
+# An H100 computes up to 256 rows in the time in which it reads a 7B model's weights; more rows cost time.
+FREE_ROWS, ROWS_STEP = 256, 128
 MAX_GRAPHS = 64
 
 RunLayers = Callable[[torch.Tensor, torch.Tensor, ForwardPlan], torch.Tensor]
@@ -140,9 +138,7 @@ class CudaCapture:
         start_s = time.perf_counter()
         torch.cuda.empty_cache()  # as a capture does first: the memory that goes then is no graph's
         before = torch.cuda.memory_reserved(self._device)
-        if (
-            self._pool is None or not self._living
-        ):  # a pool ends with its last graph, and no other may begin in it
+        if not self._living:  # a pool ends with its last graph, and no other may begin in it
             self._pool, self._num_bytes = torch.cuda.graph_pool_handle(), 0
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self._device):
