@@ -208,9 +208,7 @@ def _facts(
 
     tokenizer_json = directory / "tokenizer.json"
     vocab_size = config.vocab_size
-    num_tokens = fingerprint.num_tokens(tokenizer_json)
-    if num_tokens > vocab_size:
-        raise ModelError(f"{tokenizer_json} has {num_tokens} tokens, the model's vocabulary {vocab_size}")
+    num_tokens = fingerprint.num_embedded_tokens(tokenizer_json, vocab_size)
     num_heads = int(config.num_attention_heads)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // num_heads
     is_own = isinstance(config, DecoderConfig)

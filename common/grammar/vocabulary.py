@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from outrider.common.errors import InvalidFieldError, ModelError
 from outrider.common.grammar.numbers import fit_schema, fit_schemas_in
 from outrider.common.grammar.state import CompiledGrammar
+from outrider.common.models import fingerprint
 from outrider.common.process.extras import needs_extra
 from outrider.common.types import Grammar, GrammarKind, TokenIds
 
@@ -44,13 +45,14 @@ class Vocabulary:
 
     @staticmethod
     def open(tokenizer_json: Path, num_tokens: int, eos_token_ids: TokenIds) -> Vocabulary:
-        """Reads a tokenizer with `num_tokens` ids. Raises `MissingExtraError` without llguidance, and `ModelError` for
-        a tokenizer that it cannot read."""
+        """Reads a tokenizer for a model with `num_tokens` ids. Raises `MissingExtraError` without llguidance, and
+        `ModelError` for a tokenizer that it cannot read."""
         with needs_extra("structured", "a grammar"):
             import llguidance
+        num_ids = max(num_tokens, fingerprint.num_tokens(tokenizer_json))  # a model may lack special tokens
         try:
             found = llguidance.LLTokenizer(
-                str(tokenizer_json), n_vocab=num_tokens, eos_token=list(eos_token_ids) or None
+                str(tokenizer_json), n_vocab=num_ids, eos_token=list(eos_token_ids) or None
             )
         except Exception as error:  # the library raises bare ones
             raise ModelError(f"{tokenizer_json}: no grammars with this tokenizer: {error}") from error

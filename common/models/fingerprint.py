@@ -37,6 +37,19 @@ def num_tokens(tokenizer_json: Path) -> int:
     return max(_table(_read(tokenizer_json)), default=-1) + 1
 
 
+def num_embedded_tokens(tokenizer_json: Path, num_rows: int) -> int:
+    """Returns as above the ids that a model with `num_rows` embeddings has.
+
+    Special tokens may lie beyond them, for other models of the family: Gemma 3's 1B has no images. Raises `ModelError`
+    where others do.
+    """
+    table = _table(_read(tokenizer_json))
+    count = max(table, default=-1) + 1
+    if any(token_id >= num_rows and not is_special for token_id, (_, is_special) in table.items()):
+        raise ModelError(f"{tokenizer_json} has {count} tokens, but the embedding only {num_rows} rows")
+    return min(count, num_rows)
+
+
 def target_fingerprint(directory: Path) -> str:
     """Returns the fingerprint of a model directory's configuration and weights. Raises ModelError as below."""
     return directory_fingerprint([directory / "config.json", *directory.glob("*.safetensors")])

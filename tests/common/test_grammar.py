@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,11 +23,13 @@ from support.grammars import (
     schema,
     vocabulary,
 )
+from support.models import add_token
 
 from outrider.common.codec import decode_open, encode_open
 from outrider.common.errors import InvalidFieldError
 from outrider.common.grammar.masks import mask_scores
 from outrider.common.grammar.state import CompiledGrammar, GrammarLimitError, GrammarState, Words, state_of
+from outrider.common.grammar.vocabulary import Vocabulary
 from outrider.common.sampling.processors import check_sampling_params, process_logits
 from outrider.common.types import Grammar, GrammarKind, Limits, OpenRequest, SamplingParams
 from outrider.kernels import host, reference
@@ -331,6 +335,16 @@ def test_a_compiled_grammar_equals_its_text() -> None:
     grammar = schema(SCHEMA)
     assert compiled(grammar) == grammar and hash(compiled(grammar)) == hash(grammar)
     assert json.loads(grammar.text) == SCHEMA
+
+
+def test_special_tokens_that_a_model_lacks_are_in_no_mask(tmp_path: Path) -> None:
+    path = Path(shutil.copy(TOKENIZER, tmp_path))
+    add_token(path, NUM_TOKENS)
+    state = state_of(Vocabulary.open(path, NUM_TOKENS, (EOS,)).compile(Grammar(GrammarKind.REGEX, "[ab]")))
+    scores = np.zeros((1, NUM_TOKENS), np.float32)
+    mask_scores(np, scores, state.allowed()[None])
+    allowed = np.flatnonzero(scores[0] == 0).tolist()
+    assert sorted(allowed) == sorted((encode("a")[0], encode("b")[0]))
 
 
 def test_a_program_of_its_own_may_use_what_the_product_does() -> None:

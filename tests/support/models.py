@@ -89,6 +89,14 @@ def make_tiny_target(
     return directory
 
 
+def add_token(tokenizer_json: Path, token_id: int, *, is_special: bool = True) -> None:
+    """Adds a token to a tokenizer, as Gemma 3's have one for images that the model of text alone has no row for."""
+    content = json.loads(tokenizer_json.read_text(encoding="utf-8"))
+    added = {"id": token_id, "content": "<image>", "special": is_special, "normalized": False}
+    content["added_tokens"].append(added | dict.fromkeys(("single_word", "lstrip", "rstrip"), False))
+    tokenizer_json.write_text(json.dumps(content), encoding="utf-8")
+
+
 def edit_config(directory: Path, **fields: Any) -> None:
     """Change fields of a saved config.json (None stays null)."""
     path = directory / "config.json"

@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import ModelError, UsageError
-from outrider.common.models.fingerprint import directory_fingerprint, num_tokens, tokenizer_fingerprint
+from outrider.common.models.fingerprint import (
+    directory_fingerprint,
+    num_embedded_tokens,
+    tokenizer_fingerprint,
+)
 from outrider.common.process.extras import needs_extra
 from outrider.edge_client.drafting import spec as files
 from outrider.edge_client.drafting.export.graph import GraphBuilder
@@ -106,9 +110,7 @@ def read_source(hf_dir: Path, *, max_context: int | None = None, first_layers: i
     tokenizer = hf_dir / files.TOKENIZER_FILE
     if not tokenizer.is_file():
         raise ModelError(f"{hf_dir} has no {files.TOKENIZER_FILE}")
-    count = num_tokens(tokenizer)
-    if count > config.vocab_size:
-        raise ModelError(f"{tokenizer} has {count} tokens, but the embedding only {config.vocab_size} rows")
+    count = num_embedded_tokens(tokenizer, config.vocab_size)
     context = min(config.max_context, MAX_CONTEXT if max_context is None else max_context)
     return Source(hf_dir, config, whole.num_layers, count, context)
 

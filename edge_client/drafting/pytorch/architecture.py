@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 from outrider.common.errors import ModelError
+from outrider.common.models.fingerprint import num_embedded_tokens
 
 
 def check_decoder(config: Any, model_class: Any, name: object) -> None:
@@ -30,8 +32,7 @@ def max_context(config: Any) -> int:
     raise ModelError(f"the configuration of model type {config.model_type!r} has no max_position_embeddings")
 
 
-def check_vocabulary(model: Any, num_tokens: int, name: object) -> None:
-    """Raises `ModelError` for a tokenizer of more tokens than the model has embeddings."""
-    num_rows = model.get_input_embeddings().weight.shape[0]
-    if num_tokens > num_rows:
-        raise ModelError(f"{name}: its tokenizer has {num_tokens} tokens, the embedding only {num_rows} rows")
+def num_tokens(model: Any, tokenizer_json: Path) -> int:
+    """Returns how many ids of a tokenizer a model has. Raises `ModelError` where it lacks some that are no special
+    tokens."""
+    return num_embedded_tokens(tokenizer_json, model.get_input_embeddings().weight.shape[0])

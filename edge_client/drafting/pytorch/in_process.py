@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from outrider.common.errors import ModelError
-from outrider.common.models.fingerprint import num_tokens
-from outrider.edge_client.drafting.pytorch.architecture import check_decoder, check_vocabulary, max_context
+from outrider.edge_client.drafting.pytorch.architecture import check_decoder, max_context, num_tokens
 from outrider.edge_client.drafting.pytorch.attention import ATTENTION_NAME, register_attention
 from outrider.edge_client.drafting.pytorch.model import TorchDraftModel
 from outrider.edge_client.drafting.pytorch.network import Network
@@ -35,8 +34,7 @@ def draft_with(model: Any, tokenizer_json: Path) -> TorchDraftModel:
     name = f"model {type(model).__name__}"
     check_decoder(model.config, type(model), name)
     device, dtype = _place(model, name)
-    count = num_tokens(tokenizer_json)
-    check_vocabulary(model, count, name)
+    count = num_tokens(model, tokenizer_json)
     weights = str(dtype).removeprefix("torch.")
     network = Network(_view(model, name), device, dtype, weights, count, max_context(model.config), False)
     try:

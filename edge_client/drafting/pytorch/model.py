@@ -9,7 +9,7 @@ from typing import Self
 import torch
 
 from outrider.common.errors import ModelError, UsageError
-from outrider.common.models.fingerprint import num_tokens, target_fingerprint, tokenizer_fingerprint
+from outrider.common.models.fingerprint import target_fingerprint, tokenizer_fingerprint
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.backend import TORCH, BackendSettings
@@ -64,10 +64,7 @@ class TorchDraftModel:
         if threads < 1:
             raise UsageError(f"a draft needs at least one thread, not {threads}")
         tokenizer = directory / TOKENIZER_FILE
-        count = (
-            num_tokens(tokenizer) if tokenizer.is_file() else 0
-        )  # its absence is said with the other files'
-        network = load_network(directory, count, settings, first_layers)
+        network = load_network(directory, tokenizer, settings, first_layers)
         if network.device.type == "cpu":
             torch.set_num_threads(threads)
         try:

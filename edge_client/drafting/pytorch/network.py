@@ -14,7 +14,7 @@ from transformers.utils import logging as hf_logging
 from outrider.common.errors import ModelError, UsageError
 from outrider.common.process.quiet_loading import quiet_loading
 from outrider.edge_client.drafting.backend import FP8, NF4, BackendSettings
-from outrider.edge_client.drafting.pytorch.architecture import check_decoder, check_vocabulary, max_context
+from outrider.edge_client.drafting.pytorch.architecture import check_decoder, max_context, num_tokens
 from outrider.edge_client.drafting.pytorch.attention import ATTENTION_NAME, Run, register_attention
 from outrider.edge_client.drafting.pytorch.quantised import num_weight_bytes, quantise_layers
 from outrider.edge_client.drafting.spec import GRAPH_FILE, SPEC_FILE, TOKENIZER_FILE
@@ -60,10 +60,9 @@ class Network:
 
 
 def load_network(
-    directory: Path, num_tokens: int, settings: BackendSettings, first_layers: int | None = None
+    directory: Path, tokenizer_json: Path, settings: BackendSettings, first_layers: int | None = None
 ) -> Network:
-    """Returns the model of a directory whose tokenizer has `num_tokens` tokens, or its first layers with its norm and
-    head.
+    """Returns the model of a directory, or its first layers with its norm and head, for the ids of a tokenizer.
 
     Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code), already quantised or
     of an architecture whose attention is not what the draft computes; `UsageError` for a device that is not there or
@@ -84,8 +83,8 @@ def load_network(
             model = model.to(device).eval().requires_grad_(False)
         except RuntimeError as error:  # of torch: too little memory, mostly
             raise ModelError(f"{directory} cannot be loaded on {device}: {_first_line(error)}") from error
-    check_vocabulary(model, num_tokens, directory)
-    return Network(model, device, dtype, weights, num_tokens, max_context(config), settings.kv_dtype == FP8)
+    count = num_tokens(model, tokenizer_json)
+    return Network(model, device, dtype, weights, count, max_context(config), settings.kv_dtype == FP8)
 
 
 def _read_config(directory: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.models import edit_config, make_tiny_target
+from support.models import add_token, edit_config, make_tiny_target
 
 from outrider.cloud_verifier.backends import loading
 from outrider.cloud_verifier.backends.architectures import check_supported
@@ -85,6 +85,15 @@ def test_end_of_text_ids_outside_of_the_vocabulary_are_left_out(
     (llama / "generation_config.json").write_text(json.dumps({"eos_token_id": [-1, 7, 50256]}))
     assert load_target(llama).eos_token_ids == (7,)
     assert "eos_token_id [-1, 50256] is no id of the model" in caplog.text
+
+
+def test_a_model_may_lack_special_tokens_of_its_tokenizer_and_no_others(llama: Path, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(llama, tmp_path / "other"))
+    add_token(llama / "tokenizer.json", 512)
+    assert load_target(llama).num_tokens == 512
+    add_token(other / "tokenizer.json", 512, is_special=False)
+    with pytest.raises(ModelError, match=r"has 513 tokens, but the embedding only 512 rows"):
+        load_target(other)
 
 
 def test_another_weight_gives_another_fingerprint(llama: Path, tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import pytest
 import torch
 from draft_dirs import edit_json, make_hf_dir
 from safetensors.torch import load_file, save_file
-from support.models import WINDOWED, make_tiny_target
+from support.models import WINDOWED, add_token, make_tiny_target
 from transformers import AutoModelForCausalLM
 
-from outrider.common.errors import ModelError, UsageError
+from outrider.common.errors import InvalidFieldError, ModelError, UsageError
 from outrider.common.sampling.processors import process_logits
 from outrider.common.types import SamplingParams
 from outrider.edge_client.drafting.backend import BackendSettings
@@ -413,6 +413,32 @@ def test_settings_that_a_backend_lacks_are_refused_by_name(hf_dir: Path) -> None
         create_draft_model("model", hf_dir, has_variance=True, backend=torch_)
     with pytest.raises(UsageError, match="--draft-backend torch goes with --draft-strategy model"):
         create_draft_model("prompt-lookup", hf_dir, backend=torch_)
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnx"])
+def test_a_draft_may_lack_special_tokens_of_its_tokenizer_and_no_others(
+    backend: str, hf_dir: Path, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(hf_dir, tmp_path / "model")
+    draft, num_rows = directory, json.loads((directory / "config.json").read_text())["vocab_size"]
+    add_token(directory / "tokenizer.json", num_rows)
+    if backend == "onnx":
+        export_draft(directory, draft := tmp_path / "draft")
+    model = create_draft_model("model", draft, backend=BackendSettings(backend))
+    assert model.num_tokens == num_rows
+    sequence = model.sequence(SAMPLED)
+    with pytest.raises(InvalidFieldError, match=f"{num_rows}"):
+        sequence.commit([1, num_rows])
+        sequence.propose(1)
+    sequence.close()
+    model.close()
+    add_token(directory / "tokenizer.json", num_rows + 1, is_special=False)
+    message = f"has {num_rows + 2} tokens, but the embedding only {num_rows} rows"
+    with pytest.raises(ModelError, match=message):
+        if backend == "onnx":
+            export_draft(directory, tmp_path / "other")
+        else:
+            create_draft_model("model", directory, backend=BackendSettings(backend))
 
 
 def test_a_device_without_fp8_numbers_says_so(hf_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
