@@ -143,7 +143,7 @@ def _search(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _combine(  # type: ignore[no-untyped-def]
+def _combine_spans(  # type: ignore[no-untyped-def]
     tops, totals, weighted_totals, bests, best_ids, temperatures, token_ids, row_tops, log_sums, entropies, num_spans,
     IS_RESIDUAL: tl.constexpr, PADDED_SPANS: tl.constexpr,
 ):  # fmt: skip
@@ -281,7 +281,7 @@ def _launch(
             IS_RESIDUAL=changes is not None, HAS_NOISE=has_noise, NUM_CHANGED=used.ids.shape[1],
             NUM_BLOCKS=TILE_BLOCKS, SPAN=SPAN, enable_fp_fusion=False,
         )  # fmt: skip
-        _combine[(num_samples,)](
+        _combine_spans[(num_samples,)](
             *found, temperatures, rows.token_ids, rows.tops, rows.log_sums, rows.entropies, num_spans,
             IS_RESIDUAL=changes is not None, PADDED_SPANS=triton.next_power_of_2(num_spans),
             enable_fp_fusion=False, num_warps=1,

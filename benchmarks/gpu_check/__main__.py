@@ -33,13 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=Path, metavar="DIR", help="of the record; default benchmarks/results")
-    parser.add_argument(
-        "--deadline",
-        type=float,
-        default=TOTAL_S,
-        metavar="S",
-        help="of all stages together",
-    )
+    parser.add_argument("--deadline", type=float, default=TOTAL_S, metavar="S", help="of all stages together")
     parser.add_argument("--commit", metavar="ID", help="of these sources, where this is a copy and no clone")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, in toy sizes")
     parser.add_argument("--only", default="", metavar="STAGE,STAGE", help="environment is always run")

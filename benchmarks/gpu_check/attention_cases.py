@@ -298,9 +298,9 @@ class LengthSplits(AttentionPlanner):
     """Has a fault planted in it: how tokens are split depends on the longest sequence of a forward."""
 
     def __init__(self, sizes: Sizes, device: str, split_tokens: int) -> None:
-        self._short = 2 * split_tokens
+        self._split_tokens = split_tokens
         self._planners = [sizes.planner(device, split) for split in (split_tokens, 8 * split_tokens)]
 
     def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
-        is_long = max(each.length for each in sequences) > self._short
+        is_long = max(each.length for each in sequences) > 2 * self._split_tokens
         return self._planners[is_long].plan(sequences)

@@ -43,21 +43,19 @@ def run(setting: Setting, report: Report) -> None:
     sizes = setting.pick(SHAPE_7B, SHAPE_TOY).matrices
     matrices = {name: _random(setting, size).mul_(size[1] ** -0.5).bfloat16() for name, size in sizes.items()}
     times: dict[str, Times] = {}
-    plans: dict[str, RowPlan | None] = {}
+    plans: dict[str, RowPlan] = {}
     for name, way in ways.items():
         try:
             with _multiplying(way) as multiply:
                 times[name] = _measure_way(setting, report, name, way, matrices, multiply)
-                if way.is_tried:
-                    plans[name] = _find_plan(setting, report, name, way, matrices, multiply)
+                if way.is_tried and (plan := _find_plan(setting, report, name, way, matrices, multiply)):
+                    plans[name] = plan
         except ModelError as reason:
             report.skip(name, str(reason))
-    report.note(row_plans={name: plan.counts if plan else () for name, plan in plans.items()})
+    report.note(row_plans={name: plan.counts for name, plan in plans.items()})
     if has_splits:
         costs = {
-            name: PRODUCTS[name].make_way().relative_cost * ON_GPU.cost(plan)
-            for name, plan in plans.items()
-            if plan
+            name: PRODUCTS[name].make_way().relative_cost * ON_GPU.cost(plan) for name, plan in plans.items()
         }
         what = f"ways to multiply that the verifier's check would find exact: {', '.join(costs)}"
         report.check("gpu.exact_ways", what, len(costs), "", at_least(1))
@@ -162,11 +160,10 @@ def _report_cost(
     name: str,
     matrices: Matrices,
     multiply: Linear,
-    plan: RowPlan | None,
+    plan: RowPlan,
     plain: Times,
 ) -> None:
     """Reports the products' time with the plan that is taken : as they are, for the worst number of rows."""
-    assert plan is not None
     costs = {}
     for num_rows, plain_ms in plain.items():
         exact_ms, counts = 0.0, [plan.most] * (num_rows // plan.most)

@@ -48,7 +48,7 @@ from outrider.kernels import device, device_truncation, layers, paged_attention
 MAX_SYNC_POINTS = 2  # an upload and a download
 KERNELS = (
     (device, "_search"),
-    (device, "_combine"),
+    (device, "_combine_spans"),
     (device_truncation, "_cut"),
     (layers, "_add_norm"),
     (layers, "_rotate"),

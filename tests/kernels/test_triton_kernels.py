@@ -43,8 +43,8 @@ for capability in map(int, sys.argv[1:]):
     for fn, values, num_warps in (
         (device._search, search | dict(IS_RESIDUAL=False, NUM_CHANGED=1), 4),
         (device._search, search | dict(IS_RESIDUAL=True, NUM_CHANGED=device.MAX_CHANGED), 4),
-        (device._combine, spans | dict(IS_RESIDUAL=False), 1),
-        (device._combine, spans | dict(IS_RESIDUAL=True), 1),
+        (device._combine_spans, spans | dict(IS_RESIDUAL=False), 1),
+        (device._combine_spans, spans | dict(IS_RESIDUAL=True), 1),
         (device_truncation._cut, cut, device_truncation.NUM_WARPS),
     ):
         signature = {name: kind_of.get(name, "constexpr") for name in fn.arg_names}

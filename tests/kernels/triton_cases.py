@@ -113,7 +113,7 @@ def test_a_kernel_is_launched_on_the_device_of_its_logits(monkeypatch):
             return lambda *arguments, **options: launched.append(current[-1] is logits)
 
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
-    for name in ("_search", "_combine"):
+    for name in ("_search", "_combine_spans"):
         monkeypatch.setattr(device, name, Kernel())
     logits = torch.zeros(1, 8)
     device.gumbel_argmax(logits, torch.ones(1), torch.zeros(1), torch.zeros((1, 4), dtype=torch.int64))
