@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 NO_SPLIT_K = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
 CORE = ("numpy", "torch", "yaml")
 DECODER = (*CORE, "transformers", "safetensors", "google.protobuf")
+SERVER = (*DECODER, "grpc", "uvloop", "prometheus_client", "onnxruntime", "tokenizers")
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ STAGES = (
     Stage("texts", "texts", 80, (*DECODER, "tokenizers")),
     Stage("products", "products", 15),
     Stage("products_no_split_k", "products", 10, environment=NO_SPLIT_K),
-    Stage("load", "load", 80, (*DECODER, "grpc", "uvloop", "prometheus_client", "onnxruntime", "tokenizers")),
+    Stage("load", "load", 80, SERVER),
+    Stage("served", "served", 75, SERVER),
     Stage("tests", "marked_tests", 95, (*DECODER, "pytest", "tokenizers")),
     Stage("training", "training", 70, (*DECODER, "tqdm", "tokenizers")),
 )

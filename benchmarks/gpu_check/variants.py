@@ -25,6 +25,7 @@ from outrider.cloud_verifier.backends.products.ways import OwnKernel, ProductWay
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
+from outrider.models import EMBEDDED
 
 
 class NotHere(Exception):
@@ -108,6 +109,19 @@ def _make_own(
         raise NotHere(str(error)) from error
 
 
+@dataclass(frozen=True)
+class Served:
+    """Holds flags of a verifier, the packages that they need, and the draft sources that it has with them."""
+
+    flags: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    draft_sources: tuple[str, ...] = ()
+
+    def missing_packages(self) -> list[str]:
+        """Returns those of `packages` that are not installed."""
+        return [package for package in self.packages if importlib.util.find_spec(package) is None]
+
+
 ATTENTIONS = {"sdpa": Attention(_make_sdpa), "paged": Attention(_make_paged, has_exact_rows=True)}
 PRODUCTS = {
     "default": Product(is_tried=True),
@@ -127,4 +141,13 @@ TEXTS = {
     "float32": Texts("float32", "auto", is_exact=True),
     "bfloat16": Texts("bfloat16", "off", is_exact=False),
     "bfloat16_exact": Texts("bfloat16", "on", is_exact=True),
+}
+HEADS = ("medusa", "hydra")
+SERVED = {
+    "heads": Served(
+        (*(flag for head in HEADS for flag in ("--heads", str(EMBEDDED / "heads" / head))), "--lookahead"),
+        draft_sources=(*HEADS, "lookahead"),
+    ),
+    "fp8_kv": Served(("--kv-dtype", "fp8")),
+    "nf4": Served(("--quantize", "nf4"), ("bitsandbytes", "accelerate")),
 }
