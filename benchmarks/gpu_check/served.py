@@ -57,8 +57,10 @@ def _serve(setting: Setting, report: Report, name: str, served: Served, until_s:
         is_judged = model.is_reproducible
         report.note(**{f"{name}_start_s": round(verifier.start_s, 1), f"{name}_is_reproducible": is_judged})
         expected: Texts = []
-        sources = {source: {"mode": "co-located", "draft_source": source} for source in served.draft_sources}
-        for mode, settings in (MODES | sources).items():
+        modes = dict(MODES)
+        for source in served.draft_sources:
+            modes[source] = {"mode": "co-located", "draft_source": source}
+        for mode, settings in modes.items():
             if setting.seconds_left < until_s + TEXTS_S and not setting.is_rehearsal:
                 report.skip(f"{name}.{mode}", "the stage's time is over")
                 continue

@@ -251,14 +251,16 @@ class TransformersBackend(TargetBackend):
             table = _table(item.sequence)
             num_blocks = len(table.block_ids)
             self._changes.copy(self.blocks.append(table, len(item.token_ids)))
+            if len(table.block_ids) == num_blocks or self.has_paged_kernel:
+                continue
             new = table.block_ids[num_blocks:]
             if is_split:  # an earlier pass attends over blocks that a later one fills
                 partly_new += new
-            elif new and table.length % self.blocks.block_size:
+            elif table.length % self.blocks.block_size:
                 partly_new.append(new[-1])
         # Attention masks the slots that a sequence has not written to, but multiplies them by zero: NaN that the
         # block's last holder left there would pass. Our kernel does not read them.
-        self._changes.clear([] if self.has_paged_kernel else partly_new)
+        self._changes.clear(partly_new)
         return lengths
 
     def _run(self, items: Sequence[ForwardItem], lengths: Sequence[int]) -> Logits:

@@ -15,6 +15,7 @@ that a sequence is usually one run of slots: attention on a CPU then views the p
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -62,7 +63,7 @@ class BlockTable:
     """Lists one sequence's blocks. Only `BlockManager` writes to it."""
 
     tenant: str = ""
-    block_ids: list[int] = field(default_factory=list)
+    block_ids: array[int] = field(default_factory=lambda: array("i"))
     length: int = 0
     num_leading: int = 0  # blocks at the front that follow one another in the pool
     num_reserved: int = 0  # tokens after the length whose slots are held
@@ -130,15 +131,15 @@ class BlockManager:
         self._check_owned(table)
         num_full = min(table.length, len(token_ids)) // self.block_size
         found = self._prefixes.register(table.tenant, token_ids, table.block_ids[:num_full])
-        if found == table.block_ids[:num_full]:
+        if found == table.block_ids[:num_full].tolist():
             return
         # Hold all before releasing any: a block released meanwhile must not take others with it.
         for block_id in found:
             self._hold(block_id)
-        block_ids = found + table.block_ids[num_full:]
+        block_ids = found + table.block_ids[num_full:].tolist()
         for block_id in reversed(table.block_ids[:num_full]):
             self._release(block_id)
-        table.block_ids.clear()
+        del table.block_ids[:]
         table.num_leading = 0
         for block_id in block_ids:
             self._push(table, block_id)
@@ -164,9 +165,9 @@ class BlockManager:
         """
         self._check_owned(table)
         assert num_tokens >= 0, "cannot append a negative number of tokens"
-        num_needed = self.num_blocks_needed(table, num_tokens)
-        if num_needed > self.num_free:
-            raise OutOfBlocks(num_needed, self.num_free)
+        num_needed, num_free = self.num_blocks_needed(table, num_tokens), self.num_free
+        if num_needed > num_free:
+            raise OutOfBlocks(num_needed, num_free)
         copy = None
         if num_tokens and self._must_copy_last(table):
             source = self._pop(table)
@@ -178,9 +179,10 @@ class BlockManager:
             self._drop(table.block_ids[-1])  # its tail is about to be overwritten
         table.length += num_tokens
         table.num_reserved = max(0, table.num_reserved - num_tokens)
-        while len(table.block_ids) * self.block_size < table.length:
-            self._push(table, self._take_after(table))
-        self._least_free = min(self._least_free, self.num_free)
+        if num_needed:
+            while len(table.block_ids) * self.block_size < table.length:
+                self._push(table, self._take_after(table))
+            self._least_free = min(self._least_free, self.num_free)
         return copy
 
     def reserve(self, table: BlockTable, num_tokens: int) -> BlockCopy | None:
@@ -208,7 +210,7 @@ class BlockManager:
         assert not table.num_reserved, "what is written after the length would be shared"
         for block_id in table.block_ids:
             self._ref_counts[block_id] += 1
-        twin = BlockTable(table.tenant, list(table.block_ids), table.length, table.num_leading)
+        twin = BlockTable(table.tenant, table.block_ids[:], table.length, table.num_leading)
         self._tables.add(twin)
         return twin
 

@@ -29,7 +29,7 @@ from outrider.cloud_verifier.verification.rows import (
 from outrider.cloud_verifier.verification.staging import Download, Staging
 from outrider.common.noise.draws import Purpose
 from outrider.common.sampling.penalties import Penalties, wire
-from outrider.common.types import TokenIds
+from outrider.common.types import SamplingParams, TokenIds
 from outrider.kernels import device
 from outrider.kernels.device_truncation import truncation_thresholds
 
@@ -171,36 +171,54 @@ class _StepInputs:
     """Holds what the rows of a step are computed with, as arrays."""
 
     def __init__(self, rounds: Sequence[StepRound], num_tokens: int) -> None:
-        of_rows = [(each, row) for each in rounds for row in range(each.num_rows)]
-        self.needed_ids = [each.needed_ids(row) for each, row in of_rows]
+        self.needed_ids, seeds, temperatures = list[TokenIds](), list[int](), list[float]()
+        positions, logprob_rows, cuts = list[int](), list[int](), _Cuts(num_tokens)
+        for each in rounds:
+            first, num_rows, sampling = len(seeds), each.num_rows, each.sampling
+            self.needed_ids += map(each.needed_ids, range(num_rows))
+            positions += each.row_positions
+            seeds += [sampling.seed] * num_rows
+            temperatures += [wire(sampling.temperature)] * num_rows
+            rows = range(first, first + num_rows)
+            cuts.add(rows, sampling)
+            if each.num_logprobs:
+                logprob_rows += rows
         self.num_top = min(max(each.num_logprobs for each in rounds), num_tokens)
-        logprob_rows = [number for number, (each, _) in enumerate(of_rows) if each.num_logprobs]
         self.logprob_numbers = {row: number for number, row in enumerate(logprob_rows)}
-        keys = [(each.sampling.seed, Purpose.COUPLED, each.row_position(row), 0) for each, row in of_rows]
-        ids = np.zeros((len(of_rows), max(map(len, self.needed_ids))), np.int64)
-        for number, row_ids in enumerate(self.needed_ids):
-            ids[number, : len(row_ids)] = row_ids
+        keys = np.zeros((len(seeds), 4), np.uint64)
+        keys[:, 0], keys[:, 1], keys[:, 2] = seeds, Purpose.COUPLED, positions
+        width = max(map(len, self.needed_ids))
+        padded = chain.from_iterable((*ids, *[0] * (width - len(ids))) for ids in self.needed_ids)
         self.arrays: tuple[NDArray[Any], ...] = (
-            np.array(keys, np.uint64).view(np.int64),
-            np.array([wire(each.sampling.temperature) for each, _ in of_rows], np.float32),
-            ids,
+            keys.view(np.int64),
+            np.array(temperatures, np.float32),
+            np.fromiter(padded, np.int64, len(seeds) * width).reshape(len(seeds), width),
             np.array(logprob_rows, np.int64),
-            *_cuts([each for each, _ in of_rows], num_tokens),
+            *cuts.arrays,
         )
 
 
-def _cuts(rounds: Sequence[StepRound], num_tokens: int) -> tuple[NDArray[Any], ...]:
-    """Returns the arguments of `truncation_thresholds` from its `rows` on; `rounds` are those of each row."""
-    rows, cuts = list[int](), list[tuple[int, float, float]]()
-    for row, each in enumerate(rounds):
-        sampling = each.sampling
-        top_k = sampling.top_k if sampling.top_k < num_tokens else 0
+class _Cuts:
+    """Collects the arguments of `truncation_thresholds` from its `rows` on."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._rows, self._cuts = list[int](), list[tuple[int, float, float]]()
+
+    def add(self, rows: range, sampling: SamplingParams) -> None:
+        """Adds rows that are cut alike; nothing where they are not cut."""
+        top_k = sampling.top_k if sampling.top_k < self._num_tokens else 0
         if sampling.temperature != 0 and (top_k or sampling.top_p < 1 or sampling.min_p > 0):
             min_p = wire(sampling.min_p)
-            rows.append(row)
-            cuts.append((top_k, wire(sampling.top_p), math.log(min_p) if min_p > 0 else -math.inf))
-    top_ks, top_ps, log_min_ps = np.array(cuts, np.float64).reshape(-1, 3).T
-    return np.array(rows, np.int64), top_ks.astype(np.int32), top_ps, log_min_ps
+            cut = top_k, wire(sampling.top_p), math.log(min_p) if min_p > 0 else -math.inf
+            self._rows += rows
+            self._cuts += [cut] * len(rows)
+
+    @property
+    def arrays(self) -> tuple[NDArray[Any], ...]:
+        """Returns them, one number of each for every row that is cut."""
+        top_ks, top_ps, log_min_ps = np.array(self._cuts, np.float64).reshape(-1, 3).T
+        return np.array(self._rows, np.int64), top_ks.astype(np.int32), top_ps, log_min_ps
 
 
 def _flat(found: Sequence[Sequence[PathPenalties]]) -> list[NDArray[Any]]:

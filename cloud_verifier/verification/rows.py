@@ -62,11 +62,13 @@ class StepRound:
         """Returns the number of rows: one for each drafted token, and one for the bonus."""
         return len(self.draft_token_ids) + 1
 
-    def row_position(self, row: int) -> int:
-        """Returns the position of the token that a row is the distribution of."""
-        if self.tree is None or row == 0:
-            return self.position + row
-        return self.position + self.tree.depths[row - 1] + 1
+    @property
+    def row_positions(self) -> Sequence[int]:
+        """Returns the position of the token that each row is the distribution of."""
+        start = self.position
+        if self.tree is None:
+            return range(start, start + self.num_rows)
+        return [start, *(start + depth + 1 for depth in self.tree.depths)]
 
     def needed_ids(self, row: int) -> TokenIds:
         """Returns the ids whose p the methods read at a row: the drafted ones and their support."""
@@ -234,7 +236,7 @@ class HostRows(ProcessedRows):
             self._temperature,
             *self._cuts,
             self._sampling.seed,
-            each.row_position(row) - first,
+            each.row_positions[row] - first,
             np.array(drafted, np.int64),
         )
         self._sampled.update(enumerate(found.tolist(), row))

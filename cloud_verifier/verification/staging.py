@@ -15,6 +15,9 @@ import torch
 from numpy.typing import NDArray
 
 FIRST_CAPACITY = 1 << 20  # bytes; a forward of 512 rows takes about 8 KiB, and 4 bytes for each block
+MAX_VIEWS = (
+    1 << 12
+)  # of the device's memory that are kept: torch takes longer to make one than to copy its numbers
 _ALIGNMENT = 16  # bytes, of each array's address: kernels are compiled for aligned addresses alone
 _PASS_ALIGNMENT = 1 << 14  # bytes, more than the inputs of most passes
 _TORCH = {
@@ -32,7 +35,7 @@ class Staging:
     def __init__(self, device: torch.device, capacity: int = FIRST_CAPACITY) -> None:
         """`capacity` is in bytes."""
         self._device = device
-        self._memory = torch.empty(capacity, dtype=torch.uint8, device=device)
+        self._memory = _Memory(torch.empty(capacity, dtype=torch.uint8, device=device))
         self._parts: list[_Part] = []  # of a step, from `start` to `send`
         self._waiting: Attached | None = None
 
@@ -54,8 +57,8 @@ class Staging:
         if not self._parts:
             return torch.tensor(array, device=self._device)
         if not self._parts[-1].has_room(array.nbytes):
-            num_bytes = max(2 * sum(len(part.on_device) for part in self._parts), array.nbytes)
-            self._parts.append(_Part(torch.empty(num_bytes, dtype=torch.uint8, device=self._device)))
+            num_bytes = max(2 * sum(part.capacity for part in self._parts), array.nbytes)
+            self._parts.append(_Part(self._new_memory(num_bytes)))
         return self._parts[-1].add(array)
 
     def attach(self, arrays: Sequence[NDArray[Any]]) -> Attached:
@@ -74,8 +77,11 @@ class Staging:
             part.send()
         if not self.is_fixed:
             num_bytes = 2 * sum(part.num_used for part in self._parts)
-            self._memory = torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+            self._memory = self._new_memory(num_bytes)
         self._parts = []
+
+    def _new_memory(self, num_bytes: int) -> _Memory:
+        return _Memory(torch.empty(num_bytes, dtype=torch.uint8, device=self._device))
 
 
 @dataclass(slots=True)
@@ -86,31 +92,49 @@ class Attached:
     tensors: list[torch.Tensor] = field(default_factory=list)
 
 
+class _Memory:
+    """Holds a piece of the device's memory, and views of it: steps of the same sizes ask for the same ones."""
+
+    def __init__(self, on_device: torch.Tensor) -> None:
+        self.on_device, self.capacity = on_device, len(on_device)  # bytes
+        self._views: dict[tuple[int, np.dtype[Any], tuple[int, ...]], torch.Tensor] = {}
+
+    def view(self, begin: int, array: NDArray[Any]) -> torch.Tensor:
+        """Returns what an array is on the device, from the byte `begin` on."""
+        key = begin, array.dtype, array.shape
+        if (view := self._views.get(key)) is None:
+            place = self.on_device[begin : begin + array.nbytes]
+            view = place.view(_TORCH[array.dtype]).view(array.shape)
+            if len(self._views) >= MAX_VIEWS:
+                self._views.clear()
+            self._views[key] = view
+        return view
+
+
 class _Part:
     """Holds arrays that are copied to one piece of the device's memory."""
 
-    def __init__(self, on_device: torch.Tensor) -> None:
-        self.on_device, self.num_used = on_device, 0  # bytes
-        pins = on_device.device.type == "cuda"
-        self._on_host = torch.empty(len(on_device), dtype=torch.uint8, pin_memory=pins)
+    def __init__(self, memory: _Memory) -> None:
+        self._memory, self.capacity, self.num_used = memory, memory.capacity, 0  # bytes
+        pins = memory.on_device.device.type == "cuda"
+        self._on_host = torch.empty(memory.capacity, dtype=torch.uint8, pin_memory=pins)
         self._values = self._on_host.numpy()
 
     def has_room(self, num_bytes: int) -> bool:
-        return _aligned(self.num_used, _ALIGNMENT) + num_bytes <= len(self.on_device)
+        return _aligned(self.num_used, _ALIGNMENT) + num_bytes <= self.capacity
 
     def align(self, alignment: int) -> None:
-        self.num_used = min(_aligned(self.num_used, alignment), len(self.on_device))
+        self.num_used = min(_aligned(self.num_used, alignment), self.capacity)
 
     def add(self, array: NDArray[Any]) -> torch.Tensor:
         begin = _aligned(self.num_used, _ALIGNMENT)
         self.num_used = begin + array.nbytes
-        place = slice(begin, self.num_used)
-        self._values[place] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return self.on_device[place].view(_TORCH[array.dtype]).view(array.shape)
+        self._values[begin : self.num_used] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        return self._memory.view(begin, array)
 
     def send(self) -> None:
         sent = slice(self.num_used)
-        self.on_device[sent].copy_(self._on_host[sent], non_blocking=True)
+        self._memory.on_device[sent].copy_(self._on_host[sent], non_blocking=True)
 
 
 def upload(arrays: Sequence[NDArray[Any]], device: torch.device) -> list[torch.Tensor]:

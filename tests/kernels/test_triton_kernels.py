@@ -41,8 +41,8 @@ spans = dict(PADDED_SPANS=16)
 cut = dict(NUM_PIVOTS=device_truncation.NUM_PIVOTS, TILE=device_truncation.TILE)
 for capability in map(int, sys.argv[1:]):
     for fn, values, num_warps in (
-        (device._search, search | dict(IS_RESIDUAL=False, NUM_CHANGED=1), 4),
-        (device._search, search | dict(IS_RESIDUAL=True, NUM_CHANGED=device.MAX_CHANGED), 4),
+        (device._search, search | dict(IS_RESIDUAL=False, NUM_CHANGED=1), device.NUM_WARPS),
+        (device._search, search | dict(IS_RESIDUAL=True, NUM_CHANGED=device.MAX_CHANGED), device.NUM_WARPS),
         (device._combine_spans, spans | dict(IS_RESIDUAL=False), 1),
         (device._combine_spans, spans | dict(IS_RESIDUAL=True), 1),
         (device_truncation._cut, cut, device_truncation.NUM_WARPS),

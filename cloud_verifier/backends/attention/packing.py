@@ -36,7 +36,7 @@ class PackedSequence:
         return self.length - (len(self.tree) if self.tree else 0)
 
     @property
-    def positions(self) -> list[int]:
+    def positions(self) -> Sequence[int]:
         """Returns the position of each query."""
         return row_positions(self.past, self.num_queries, self.tree)
 
@@ -51,11 +51,13 @@ class PackedSequence:
         return range(self.start, self.stop)
 
 
-def row_positions(past: int, num_rows: int, tree: Tree | None) -> list[int]:
+def row_positions(past: int, num_rows: int, tree: Tree | None) -> Sequence[int]:
     """Returns the positions of rows after `past` tokens of a sequence; of the nodes of a tree, which are the last
     rows, those on their paths."""
-    root = past + num_rows - (len(tree) if tree else 0)
-    return [*range(past, root), *(root + depth for depth in (tree.depths if tree else ()))]
+    if tree is None:
+        return range(past, past + num_rows)
+    root = past + num_rows - len(tree)
+    return [*range(past, root), *(root + depth for depth in tree.depths)]
 
 
 def pad_tables(sequences: Sequence[PackedSequence]) -> list[list[int]]:

@@ -32,6 +32,7 @@ from outrider.kernels.paged_attention import (
 
 # Rows times splits of one launch: 235 MB between its two launches for 28 heads of 128.
 MAX_PARTS = 1 << 14
+_UNUSED_FIELDS = (0,) * (TILE_FIELDS - 5)
 
 
 @dataclass(slots=True)
@@ -41,12 +42,17 @@ class Tile:
     sequence: PackedSequence
     first: int
     stop: int
-    positions: list[int]  # of each query: of a tree's node that on its path
+    positions: Sequence[int]  # of each query: of a tree's node that on its path
 
     @property
-    def rows(self) -> range:
-        """Returns the packed rows of the queries."""
-        return self.sequence.rows[self.first : self.stop]
+    def first_row(self) -> int:
+        """Returns the packed row of the first query."""
+        return self.sequence.start + self.first
+
+    @property
+    def stop_row(self) -> int:
+        """Returns the packed row after that of the last query."""
+        return self.sequence.start + self.stop
 
     @property
     def paths(self) -> Iterator[tuple[int, int, list[int]]]:
@@ -113,7 +119,7 @@ class PagedPlanner(AttentionPlanner):
 
     def plan(self, sequences: Sequence[PackedSequence]) -> KernelAttention:
         launches = [
-            (slice(tiles[0].rows.start, tiles[-1].rows.stop), self._index(tiles))
+            (slice(tiles[0].first_row, tiles[-1].stop_row), self._index(tiles))
             for tiles in self._launches(sequences)
         ]
         return KernelAttention(launches, self._split_tokens)
@@ -129,7 +135,7 @@ class PagedPlanner(AttentionPlanner):
                 stop = min(first + self._tile_queries, sequence.num_queries)
                 tile = Tile(sequence, first, stop, positions[first:stop])
                 wanted = max(most_splits, own_splits)
-                if tiles and (tile.rows.stop - tiles[0].rows.start) * wanted > MAX_PARTS:
+                if tiles and (tile.stop_row - tiles[0].first_row) * wanted > MAX_PARTS:
                     yield tiles
                     tiles, wanted = [], own_splits
                 tiles.append(tile)
@@ -138,26 +144,26 @@ class PagedPlanner(AttentionPlanner):
             yield tiles
 
     def _index(self, tiles: Sequence[Tile]) -> Index:
-        first_row, num_tiles, stop = tiles[0].rows.start, _bucket(len(tiles)), 0
+        first_row, num_tiles, stop = tiles[0].first_row, _bucket(len(tiles)), 0
         values = array("i", bytes(4 * TILE_FIELDS * num_tiles))
         for tile in tiles:
             values.extend(tile.positions)
-        table, last = 0, None
-        for number, tile in enumerate(tiles):
+        fields, table, last = list[int](), 0, None
+        for tile in tiles:
             if tile.sequence is not last:
                 table, last = len(values), tile.sequence
                 values.extend(last.block_ids[: -(-last.length // self._block_size)])
-            tile_stop = max(tile.positions) + 1
+            tile_stop = 1 + (max(tile.positions) if last.tree else tile.positions[-1])
             stop = max(stop, tile_stop)
             runs = self._runs(values, tile, table, tile_stop)
-            fields = (tile.rows.start - first_row, len(tile.rows), tile_stop, len(values), len(runs))
-            at = number * TILE_FIELDS
-            values[at : at + len(fields)] = array("i", fields)
+            fields += (tile.first_row - first_row, tile.stop - tile.first, tile_stop, len(values), len(runs))
+            fields += _UNUSED_FIELDS
             for run in runs:
                 values.extend(run)
+        values[: len(fields)] = array("i", fields)
         return Index(
             values=self._upload(np.frombuffer(values, np.int32)),
-            num_rows=tiles[-1].rows.stop - first_row,
+            num_rows=tiles[-1].stop_row - first_row,
             num_tiles=num_tiles,
             num_splits=_bucket(num_splits(stop, self._split_tokens)),
         )
@@ -165,9 +171,9 @@ class PagedPlanner(AttentionPlanner):
     def _runs(self, values: array[int], tile: Tile, table: int, stop: int) -> list[tuple[int, ...]]:
         """Returns the runs of a tile, field by field; the slots of paths are appended to `values`."""
         sequence, size = tile.sequence, self._block_size
-        paths = list(tile.paths)
+        paths = list(tile.paths) if sequence.tree else []
         shared_stop = sequence.root // KEYS * KEYS if paths else stop
-        runs: list[tuple[int, ...]] = [(0, len(tile.rows), 0, shared_stop, table, size)]
+        runs: list[tuple[int, ...]] = [(0, tile.stop - tile.first, 0, shared_stop, table, size)]
         for first, num_queries, path in paths:
             places = [*range(shared_stop, sequence.root), *(sequence.root + node for node in path)]
             runs.append((first, num_queries, shared_stop, sequence.root + len(path), len(values), 1))

@@ -113,12 +113,12 @@ class StepGraphs:
 
 def _key(token_ids: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan) -> tuple[int, ...] | None:
     """Returns all that a graph has in it; None where that changes with every step, or rows are too many."""
-    attention, num_rows = plan.attention, len(token_ids)
-    if not plan.is_fixed or num_rows > MAX_ROWS or not isinstance(attention, FixedAttention):
+    num_rows = len(token_ids)
+    # Asked for by name: whether an attention has all of `FixedAttention` takes as long as the rest of this.
+    of_attention: tuple[int, ...] | None = getattr(plan.attention, "fixed", None)
+    if not plan.is_fixed or num_rows > MAX_ROWS or of_attention is None:
         return None
     assert isinstance(plan.write, torch.Tensor)
-    if (of_attention := attention.fixed) is None:
-        return None
     tensors = token_ids, positions, plan.write, plan.key_pools[0].rows, plan.value_pools[0].rows
     kept = len(plan.feature_layers), *plan.feature_layers
     return num_rows, *kept, *of_attention, *(each.data_ptr() for each in tensors)

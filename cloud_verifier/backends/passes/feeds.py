@@ -30,7 +30,7 @@ class Feed:
         return Feed(self.table, self.past + num_known, self.token_ids[num_known:], 0, self.tree)
 
     @property
-    def positions(self) -> list[int]:
+    def positions(self) -> Sequence[int]:
         """Returns the position of each token: of a node that on its path."""
         return row_positions(self.past, len(self.token_ids), self.tree)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -105,7 +106,7 @@ def _fit(source: PassSource, num_rows: int, *, is_head: bool = False) -> int:
 def _padding(source: PassSource, num_rows: int) -> Feed:
     """Returns rows of a sequence whose blocks are all the spare one."""
     num_blocks = -(-num_rows // source.blocks.block_size)
-    table = BlockTable(block_ids=[source.blocks.num_blocks] * num_blocks, length=num_rows)
+    table = BlockTable(block_ids=array("i", [source.blocks.num_blocks]) * num_blocks, length=num_rows)
     return Feed(table, 0, [0] * num_rows, 0)
 
 

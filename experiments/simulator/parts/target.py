@@ -24,16 +24,16 @@ _CERTAIN, _NEVER = (0.0,), (-math.inf,)
 class KnownRows:
     """Holds rows of a target that is certain of the text: p is 1 at its token, for every method."""
 
-    __slots__ = ("_position_of",)
+    __slots__ = ("_positions",)
 
     is_on_device, is_computed = False, True
 
     def __init__(self, step_round: StepRound) -> None:
-        self._position_of = step_round.row_position
+        self._positions = step_round.row_positions
 
     def target_sample(self, row: int) -> int:
         """Returns the text's token."""
-        return text.TEXT[self._position_of(row) & text.MASK]
+        return text.TEXT[self._positions[row] & text.MASK]
 
     def log_probs(self, row: int, token_ids: Sequence[int]) -> Sequence[float]:
         """Returns 0 for the text's token and −inf for others."""
