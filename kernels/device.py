@@ -29,6 +29,8 @@ NO_CHANGE = 2**31 - 1
 _NO_ID = tl.constexpr(NO_CHANGE)
 _SLACK, _SLACK_OF_SCORE = tl.constexpr(1e-4), tl.constexpr(5e-7)  # several times what float32 can be off by
 _MOST_NOISE = tl.constexpr(22.875)  # -log of the least v, 2^-33, rounded up
+# -log v of v = x / 2^32 is at most the first less the second times the bits of x.
+_NO_LOGS, _LOG_OF_BIT = tl.constexpr(159 * math.log(2)), tl.constexpr(math.log(2) / 2**23)
 
 
 @triton.jit
@@ -90,6 +92,13 @@ def _pick(sums, ids):  # type: ignore[no-untyped-def]
     return best, tl.min(tl.where(sums == best, ids, _NO_ID))
 
 
+@triton.jit
+def _better(best, best_id, other, other_id):  # type: ignore[no-untyped-def]
+    """Returns the larger of two sums and its id, of equal ones that of the lower id."""
+    is_other = (other > best) | ((other == best) & (other_id < best_id))
+    return tl.where(is_other, other, best), tl.where(is_other, other_id, best_id)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _search(  # type: ignore[no-untyped-def]
     logits, row_stride, num_tokens, temperatures, thresholds, keys,
@@ -106,10 +115,17 @@ def _search(  # type: ignore[no-untyped-def]
     temperature, threshold = tl.load(temperatures + row), tl.load(thresholds + row)
     is_greedy = temperature == 0
     temperature = tl.where(is_greedy, 1.0, temperature)
+    inverse = 1.0 / temperature
     most_noise = tl.where(is_greedy, 0.0, _MOST_NOISE)
-    top, total, weighted, num_nan = -float("inf"), 0.0, 0.0, 0
+    top, zero = -float("inf"), 0.0
+    totals_here, weighted_here = (
+        tl.zeros((NUM_BLOCKS, _BLOCK), tl.float32),
+        tl.zeros((NUM_BLOCKS, _BLOCK), tl.float32),
+    )
+    num_nan = tl.zeros((NUM_BLOCKS, _BLOCK), tl.int32)
     best, best_id = tl.full((), -float("inf"), tl.float64), tl.full((), _NO_ID, tl.int32)
     num_changed = 0
+    known_top, known_log_sum = tl.zeros((), tl.float64), tl.zeros((), tl.float64)
     if IS_RESIDUAL:
         known_top, known_log_sum = tl.load(known_tops + row), tl.load(known_log_sums + row)
         changed = tl.load(changed_ids + number * NUM_CHANGED + tl.arange(0, NUM_CHANGED))
@@ -118,51 +134,70 @@ def _search(  # type: ignore[no-untyped-def]
             added = tl.load(changed_weights + number * NUM_CHANGED + tl.arange(0, NUM_CHANGED))
             noise = _gumbel(_lane_of(keys + number * 4, changed // _BLOCK, changed % _BLOCK))
             best, best_id = _pick(added + noise, changed)
+    of_row = logits + row.to(tl.int64) * row_stride
     for start in range(0, SPAN, NUM_BLOCKS * _BLOCK):
         blocks = (span * SPAN + start) // _BLOCK + tl.arange(0, NUM_BLOCKS)
         ids = blocks[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
-        place = logits + row.to(tl.int64) * row_stride + ids
-        values = tl.load(place, mask=ids < num_tokens, other=-float("inf"))
-        num_nan += tl.sum((values != values).to(tl.int32))
-        scores = tl.div_rn(values, tl.broadcast_to(temperature, values.shape))
-        is_kept = (scores >= threshold) & (values > -float("inf"))
+        values = tl.load(of_row + ids, mask=ids < num_tokens, other=-float("inf"))
+        scores, is_kept = values * inverse, values > -float("inf")  # as close as a bound has to be
+        if threshold > -float("inf"):
+            scores = tl.div_rn(values, tl.broadcast_to(temperature, values.shape))
+            is_kept = is_kept & (scores >= threshold)
         if IS_RESIDUAL:
             for each in range(num_changed):
                 is_kept = is_kept & (ids != tl.load(changed_ids + number * NUM_CHANGED + each))
-            distance = (values.to(tl.float64) - known_top) / temperature.to(tl.float64)
-            weights = tl.where(is_kept, distance - known_log_sum, -float("inf"))
-            most_weight = tl.max(weights.to(tl.float32))
+            rough = (values - known_top.to(tl.float32)) * inverse - known_log_sum.to(tl.float32)
+            most_weight = tl.max(tl.where(is_kept, rough, -float("inf")))
         else:
+            rough = scores
             tile_top = tl.max(values)
-            new_top = tl.maximum(top, tile_top)
-            zero = tl.where(new_top == -float("inf"), 0.0, new_top)
+            if tile_top > top:
+                moved = tl.where(top == -float("inf"), 0.0, top - tile_top)
+                rescale = tl.exp(moved * inverse)
+                weighted_here = (weighted_here + moved * totals_here) * rescale
+                totals_here *= rescale
+                top, zero = tile_top, tile_top
+            num_nan += (values != values).to(tl.int32)
             distance = tl.where(is_kept, values - zero, 0.0)
-            exps = tl.where(is_kept, tl.exp(distance / temperature), 0.0)
-            rescale = tl.where(top == -float("inf"), 0.0, tl.exp((top - zero) / temperature))
-            moved = tl.where(top == -float("inf"), 0.0, top - zero)
-            weighted = (weighted + moved * total) * rescale + tl.sum(exps * distance)
-            total = total * rescale + tl.sum(exps)
-            top = new_top
-            weights = tl.where(is_kept, scores, -float("inf")).to(tl.float64)
+            exps = tl.where(is_kept, tl.exp(distance * inverse), 0.0)
+            totals_here += exps
+            weighted_here += exps * distance
             most_weight = tl.div_rn(tile_top, temperature)
         most_slack = _SLACK + _SLACK_OF_SCORE * tl.abs(
             tl.where(most_weight > -float("inf"), most_weight, 0.0)
         )
         if HAS_NOISE and most_weight + most_noise + most_slack >= best.to(tl.float32) - _SLACK:
-            lanes = _all_lanes(keys + number * 4, blocks, NUM_BLOCKS)
-            most = -tl.log((lanes.to(tl.float32) + 0.5) * (1.0 / 4294967296.0))  # at least the noise
-            rough = weights.to(tl.float32)
-            slack = _SLACK + _SLACK_OF_SCORE * tl.abs(tl.where(is_kept, scores, 0.0))
-            if tl.max(tl.where(is_kept, rough + most + slack, -float("inf"))) >= best.to(tl.float32) - _SLACK:
-                tile_best, tile_id = _pick(weights + tl.where(is_greedy, 0.0, _gumbel(lanes)), ids)
-                is_better = (tile_best > best) | ((tile_best == best) & (tile_id < best_id))
-                best, best_id = tl.where(is_better, tile_best, best), tl.where(is_better, tile_id, best_id)
+            if is_greedy & (not IS_RESIDUAL):
+                tile_best, tile_id = _pick(tl.where(is_kept, scores, -float("inf")), ids)
+                best, best_id = _better(best, best_id, tile_best.to(tl.float64), tile_id)
+            else:
+                lanes = _all_lanes(keys + number * 4, blocks, NUM_BLOCKS)
+                # A number's bits are at most its logarithm: this is at least the noise, by 0.06 and less.
+                logs = (lanes.to(tl.float32) + 0.5).to(tl.int32, bitcast=True).to(tl.float32)
+                most = _NO_LOGS - logs * _LOG_OF_BIT
+                slack = _SLACK + _SLACK_OF_SCORE * tl.abs(tl.where(is_kept, rough, 0.0))
+                bounds = tl.where(is_kept, rough + most + slack, -float("inf"))
+                most_bound = tl.max(bounds)
+                while (most_bound > -float("inf")) & (most_bound >= best.to(tl.float32) - _SLACK):
+                    token_id = tl.min(tl.where(bounds == most_bound, ids, _NO_ID))
+                    is_it = ids == token_id
+                    lane = tl.sum(tl.where(is_it, lanes, 0))
+                    value = tl.load(of_row + token_id)
+                    if IS_RESIDUAL:
+                        weight = (value.to(tl.float64) - known_top) / temperature.to(
+                            tl.float64
+                        ) - known_log_sum
+                    else:
+                        weight = tl.div_rn(value, temperature).to(tl.float64)
+                    best, best_id = _better(best, best_id, weight + _gumbel(lane), token_id)
+                    bounds = tl.where(is_it, -float("inf"), bounds)
+                    most_bound = tl.max(bounds)
     tl.store(bests + out, best)
     tl.store(best_ids + out, tl.where(best > -float("inf"), best_id, _NO_ID))
     if not IS_RESIDUAL:
-        tl.store(tops + out, tl.where(num_nan > 0, float("nan"), top))
-        tl.store(totals + out, total)
-        tl.store(weighted_totals + out, weighted)
+        tl.store(tops + out, tl.where(tl.sum(num_nan) > 0, float("nan"), top))
+        tl.store(totals + out, tl.sum(totals_here))
+        tl.store(weighted_totals + out, tl.sum(weighted_here))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
