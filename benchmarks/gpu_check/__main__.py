@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if run.is_rehearsal and not wanted:
         run.outcomes.append(_judge_rehearsal(run))
     what = "on a CPU in toy sizes: no figure is a GPU's; " if run.is_rehearsal else ""
-    print("\n".join(("", *table(run.outcomes), "", f"{what}{run.seconds:.0f} s; written to {run.write()}")))
+    where = f"written to {run.write()}" if run.is_kept else "nothing is written"
+    print("\n".join(("", *table(run.outcomes), "", f"{what}{run.seconds:.0f} s; {where}")))
     return 0 if run.is_right else 1
 
 

@@ -36,16 +36,16 @@ class Stage:
 # for a cold disk, as all others wait for it.
 STAGES = (
     Stage("environment", "environment", 60, ("torch",), is_needed=True),
-    Stage("kernels", "kernels", 45, (*CORE, "triton")),
-    Stage("attention", "attention", 40),
+    Stage("kernels", "kernels", 40, (*CORE, "triton")),
+    Stage("attention", "attention", 35),
     Stage("step", "step", 65, DECODER),
-    Stage("texts", "texts", 80, (*DECODER, "tokenizers")),
+    Stage("texts", "texts", 75, (*DECODER, "tokenizers")),
     Stage("products", "products", 15),
     Stage("products_no_split_k", "products", 10, environment=NO_SPLIT_K),
-    Stage("load", "load", 80, SERVER),
-    Stage("served", "served", 75, SERVER),
-    Stage("tests", "marked_tests", 95, (*DECODER, "pytest", "tokenizers")),
-    Stage("training", "training", 70, (*DECODER, "tqdm", "tokenizers")),
+    Stage("load", "load", 70, SERVER),
+    Stage("served", "served", 60, SERVER),
+    Stage("tests", "marked_tests", 90, (*DECODER, "pytest", "tokenizers")),
+    Stage("training", "training", 40, (*DECODER, "tqdm", "tokenizers")),
 )
 TOTAL_S = sum(stage.limit_s for stage in STAGES)
 

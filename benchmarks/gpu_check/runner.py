@@ -77,6 +77,11 @@ class Run:
         """Returns whether every stage passed and no figure missed its target."""
         return all(each.status == "passed" and not each.missed for each in self.outcomes)
 
+    @property
+    def is_kept(self) -> bool:
+        """Returns whether the record is written: without a GPU, not over that of a machine that had one."""
+        return self.is_rehearsal or not self.broken
+
     def _flags(self) -> str:
         """Returns the options of the command but those that name places of this machine."""
         flags, is_left_out = list[str](), False
@@ -118,14 +123,16 @@ class Run:
 
 
 def run_stages(run: Run, stages: Sequence[Stage], say: Callable[[str], None] = print) -> None:
-    """Runs all stages, writing the record after each. Output of theirs goes to a log beside it."""
+    """Runs all stages, writing the record after each, unless there is nothing to run them on. Output of theirs goes to
+    a log beside it."""
     for number, stage in enumerate(stages, start=1):
         later = stages[number:]
         outcome = _refusal(run, stage, later) or _run_stage(run, stage, later)
         run.outcomes.append(outcome)
         if stage.is_needed and outcome.status != "passed":
             run.broken = stage.name
-        run.write()
+        if run.is_kept:
+            run.write()
         notes = filter(None, (outcome.reason, ", ".join(f"{id} missed" for id in outcome.missed)))
         head = f"[{number}/{len(stages)}] {stage.name} {outcome.status} after {outcome.seconds:.1f} s"
         say(": ".join((head, *notes)))

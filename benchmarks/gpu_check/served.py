@@ -32,15 +32,16 @@ Texts = list[tuple[int, ...]]
 
 
 def run(setting: Setting, report: Report) -> None:
-    """Starts a verifier for each line of `SERVED`."""
-    for number, (name, served) in enumerate(SERVED.items()):
+    """Starts a verifier for each line of `SERVED`; in a rehearsal for the first alone."""
+    lines = list(SERVED.items())[: setting.pick(len(SERVED), 1)]
+    for number, (name, served) in enumerate(lines):
         if missing := served.missing_packages():
             report.skip(name, f"not installed: {', '.join(missing)}")
             continue
         if setting.seconds_left < MIN_LEFT_S and not setting.is_rehearsal:
             report.skip(name, "the stage's time is over")
             continue
-        share_s = setting.seconds_left / (len(SERVED) - number)
+        share_s = setting.seconds_left / (len(lines) - number)
         try:
             _serve(setting, report, name, served, setting.seconds_left - share_s)
         except (RuntimeError, OutriderError) as error:  # the other lines stand by themselves

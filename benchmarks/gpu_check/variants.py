@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -97,8 +97,15 @@ def _make_transformers(model: Any, facts: TargetFacts, kv_tokens: int) -> Transf
 
 
 def _make_own(
-    model: Any, facts: TargetFacts, kv_tokens: int, *, has_graphs: bool, exact_rows: str = "off"
+    model: Any,
+    facts: TargetFacts,
+    kv_tokens: int,
+    *,
+    has_graphs: bool,
+    exact_rows: str = "off",
+    has_fp8_kv: bool = False,
 ) -> TransformersBackend:
+    facts = replace(facts, has_fp8_kv=has_fp8_kv)
     capture: Capture | None = None
     if has_graphs:
         capture = RunAgain() if facts.device == "cpu" else CudaCapture(torch.device(facts.device))
@@ -135,6 +142,7 @@ DECODERS = {
     "graphs": Decoder(partial(_make_own, has_graphs=True), max_ratio=1.4),
     "eager": Decoder(partial(_make_own, has_graphs=False), max_calls=400),
     "exact": Decoder(partial(_make_own, has_graphs=True, exact_rows="on")),
+    "fp8_kv": Decoder(partial(_make_own, has_graphs=True, has_fp8_kv=True)),
     "transformers": Decoder(_make_transformers),
 }
 TEXTS = {

@@ -124,6 +124,9 @@ def test_without_the_packages_the_command_itself_starts(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "environment not run" in done.stdout, done.stderr
     assert "not installed: torch" in done.stdout and "environment did not pass" in done.stdout
+    assert "nothing is written" in done.stdout and not list(tmp_path.glob("*.json")), (
+        "no GPU's record is lost"
+    )
 
 
 @pytest.mark.slow  # CI runs it before `make test`

@@ -44,8 +44,9 @@ VOCAB_SIZES = (5, 100, 1025, 3000)
 
 @pytest.fixture(autouse=True)
 def short_spans(monkeypatch):
-    """So that small rows have several."""
+    """So that small rows have several, in few tiles: the interpreter's time is by tiles."""
     monkeypatch.setattr(device, "SPAN", 2048)
+    monkeypatch.setattr(device, "TILE_BLOCKS", 128)
 
 
 def random_rows(rng, num_rows, vocab_size):
@@ -132,6 +133,33 @@ def test_greedy_rows_nan_rows_and_rows_of_nothing():
     assert device.gumbel_argmax(*case).token_ids.tolist() == [1, -1, 0]
     case[1] = torch.ones(3)
     assert device.gumbel_argmax(*case).token_ids.tolist()[1:] == [-1, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-6, 1e-3, 1.0])
+def test_of_many_equal_logits_the_references_token_is_found(temperature, monkeypatch):
+    """All of a tile may win where the noise is less than what float32 can tell apart; of equal ones the first does."""
+    monkeypatch.setattr(device, "SPAN", 64)
+    monkeypatch.setattr(device, "TILE_BLOCKS", 4)
+    rows = np.zeros((2, 150), np.float32)
+    rows[1, 40:] = 7.0
+    temperatures, cuts = np.full(2, temperature, np.float32), np.full(2, -INF, np.float32)
+    keys = np.array([(row, 2, 3, 4) for row in range(2)], np.uint64)
+    found = device.gumbel_argmax(*as_tensors(rows, temperatures, cuts, keys)).token_ids.tolist()
+    cases = zip(rows, temperatures, cuts, keys, strict=True)
+    assert found == ([reference.gumbel_argmax(*each)[0] for each in cases] if temperature else [0, 40])
+
+
+def test_the_bound_of_a_numbers_noise_is_at_least_the_noise():
+    edges = [0, 1, 2, 3, 2**23 - 1, 2**24 + 1, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1]
+    lanes = np.array([*edges, *np.random.default_rng(0).integers(0, 2**32, 100_000)], np.uint32)
+    x = lanes.astype(np.float32) + np.float32(0.5)
+    logs = x.view(np.int32).astype(np.float32)
+    no_logs, log_of_bit = (np.float32(each.value) for each in (device._NO_LOGS, device._LOG_OF_BIT))
+    v = (lanes.astype(np.float64) + 0.5) / 2**32
+    noise = -np.log(-np.log1p(-v))
+    excess = no_logs - logs * log_of_bit - noise
+    assert excess.min() > -float(device._SLACK.value) / 2 and (excess - (-np.log(v) - noise)).max() < 0.06
+    assert device._MOST_NOISE.value >= noise.max()
 
 
 def test_signals_are_the_references():

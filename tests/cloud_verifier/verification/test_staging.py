@@ -73,6 +73,23 @@ def test_the_same_sizes_have_the_same_addresses_whatever_is_attached(staging: St
     assert all(address % 16 == first[0] % 16 for address in step(staging, 1, 3, 5)), "aligned"
 
 
+def test_views_that_are_kept_are_of_their_own_place_dtype_and_shape(staging: Staging) -> None:
+    for shape, dtype in (
+        ((6,), np.int64),
+        ((2, 3), np.int64),
+        ((6,), np.float64),
+        ((12,), np.int32),
+        ((0, 4), np.int32),
+    ):
+        for number in range(2):
+            array = np.full(shape, number + 1, dtype)
+            staging.start()
+            staging.add(np.zeros(number, np.int32))  # moves the second to another place
+            added = staging.add(array)
+            staging.send()
+            assert added.numpy().dtype == dtype and added.tolist() == array.tolist()
+
+
 def test_addresses_of_a_second_pass_do_not_follow_from_the_size_of_the_first() -> None:
     staging, found = Staging(CPU), []
     for length in (3, 999):
