@@ -26,7 +26,7 @@ MODES: dict[str, dict[str, object]] = {
 }
 NUM_TEXTS, NUM_NEW, NUM_TOGETHER = 12, 96, 4
 TOY_TEXTS, TOY_NEW = 1, 6
-MIN_LEFT_S, TEXTS_S = 12.0, 3.0  # a verifier's start and one mode; another mode
+MIN_LEFT_S, TEXTS_S, STOP_S = 20.0, 3.0, 6.0  # a verifier's start, one mode, a verifier's stop
 
 Texts = list[tuple[int, ...]]
 
@@ -43,7 +43,7 @@ def run(setting: Setting, report: Report) -> None:
             continue
         share_s = setting.seconds_left / (len(lines) - number)
         try:
-            _serve(setting, report, name, served, setting.seconds_left - share_s)
+            _serve(setting, report, name, served, max(STOP_S, setting.seconds_left - share_s))
         except (RuntimeError, OutriderError) as error:  # the other lines stand by themselves
             report.note(**{f"{name}_error": str(error)[-2000:]})
             report.check(f"gpu.served.{name}", "verifiers that failed", 1, "", NONE)

@@ -258,6 +258,22 @@ def test_a_model_runs_through_the_kernel_only_if_its_numbers_stay_the_same(
         assert not caplog.text and "cuda, " in words
 
 
+@pytest.mark.parametrize(
+    ("share", "kv_dtype", "is_used"), [(0.1, "auto", False), (0.1, "fp8", True), (0.4, "fp8", False)]
+)
+def test_logits_over_kv_in_fp8_may_differ_by_more(
+    target_of: Callable[[str], Path], share: float, kv_dtype: str, is_used: bool
+) -> None:
+    """Last bits in which two right ways to attend differ become a step of FP8's: a 7B model was refused the kernel."""
+    backend = load_target(target_of("llama"), dtype="bfloat16", kv_dtype=kv_dtype, exact_rows="off")
+    module = types.SimpleNamespace(PagedPlanner=KernelPlanner)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "outrider.cloud_verifier.backends.attention.paged", module)
+        reference = probe(backend)
+        use_paged_kernel(backend, reference + share * max(1.0, float(abs(reference).max())))
+    assert backend.has_paged_kernel is is_used
+
+
 def test_logits_that_differ_drop_the_kernel(target_of: Callable[[str], Path]) -> None:
     """As where a decoder's tensors have strides that it misreads: attention itself is right."""
     backend = load_target(target_of("llama"), exact_rows="off")
