@@ -262,8 +262,9 @@ class Engine:
         batch, self._in_flight = self._in_flight, None
         if batch is None:
             return False
-        self._collect(batch)
+        # What waited for these sessions before their batch was launched came first, and is admitted as they are done.
         deferred, self._deferred = self._deferred, {}
+        self._collect(batch)
         for job in (job for jobs in deferred.values() for job in jobs):
             self._admit(job)
             self._admit_released()

@@ -149,6 +149,30 @@ def test_what_a_session_in_flight_is_asked_waits_for_its_batch_in_order() -> Non
     assert harness.engine.num_sessions == 0 and not harness.backend.sequences
 
 
+def test_a_round_that_waited_before_its_session_was_in_flight_is_before_those_that_came_after() -> None:
+    """It was put behind them, so that a pipelined round found its base to be no prefix."""
+    harness, _ = make_harness()
+    opened(harness, 1)
+    expected = harness.reference((5, 6, 7), GREEDY, 12)
+    chain = TokenChain([5, 6, 7, expected[0]])
+
+    def pipelined(round_id: int) -> list[SessionResponse]:
+        done = chain.position - 3
+        draft = tuple(expected[done : done + 2])
+        request = VerifyRequest(round_id, chain.position, chain.hash, draft_tokens=draft, pipelined=True)
+        chain.extend(draft)
+        return harness.submit(b"\1" * 16, request)
+
+    replies = pipelined(1), pipelined(2)
+    assert harness.engine.step() and not replies[0], "the first is in flight, the second waits for it"
+    replies = (*replies, pipelined(3), pipelined(4))
+    harness.settle()
+    verdicts = [each for (each,) in replies if isinstance(each, Verdict)]
+    assert [(each.round_id, each.accepted_len) for each in verdicts] == [(n, 2) for n in (1, 2, 3, 4)], (
+        replies
+    )
+
+
 def test_a_session_that_is_opened_anew_in_flight_begins_after_its_round() -> None:
     harness, _ = make_harness()
     opening = opened(harness, 1)[1]
