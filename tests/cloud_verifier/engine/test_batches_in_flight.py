@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -379,6 +381,80 @@ class Text:
     def check(self) -> None:
         written = self.chain.token_ids[3:]
         assert len(written) > 1 and written == self.expected[: len(written)]
+
+
+@dataclass
+class Sent:
+    """A round in flight: its base and draft as its client assumes them."""
+
+    replies: list[SessionResponse]
+    start: int
+    draft: list[int]
+    assumed: list[int]  # the sequence before it
+
+
+class Pipelining:
+    """One client that keeps up to three rounds in flight, each on the one before as if all of it were accepted."""
+
+    def __init__(self, harness: Harness, name: int, rng: random.Random) -> None:
+        self.harness, self.session_id, self.rng = harness, bytes([name]) * 16, rng
+        prompt = [name, 7, 8]
+        self.expected = [*prompt, *harness.reference(prompt, SAMPLED, 80)]
+        opening = harness.open(name, prompt, SAMPLED, ignore_eos=True)[1]
+        self.text = [*prompt, opening.first_token]
+        self.sent: deque[Sent] = deque()
+        self.num_rounds = self.num_verdicts = self.num_dropped = 0
+
+    def advance(self) -> None:
+        while self.sent and (replies := self.sent[0].replies):
+            self.receive(self.sent.popleft(), replies[0])
+        if len(self.sent) < 3 and len(self.text) < 45 and self.rng.random() < 0.8:
+            self.send()
+
+    def send(self) -> None:
+        last = self.sent[-1] if self.sent else None
+        assumed = self.text if last is None else [*last.assumed, *last.draft]
+        draft = self.expected[len(assumed) : len(assumed) + 1 + self.rng.randrange(3)]
+        if self.rng.random() < 0.3:
+            draft[-1] = (draft[-1] + 1) % 32
+        self.num_rounds += 1
+        base = TokenChain(assumed)
+        request = VerifyRequest(
+            self.num_rounds, base.position, base.hash, draft_tokens=tuple(draft), pipelined=True
+        )
+        replies = self.harness.submit(self.session_id, request)
+        self.sent.append(Sent(replies, len(assumed), draft, list(assumed)))
+
+    def receive(self, sent: Sent, reply: Any) -> None:
+        known = self.text[: sent.start]
+        begins = sent.draft[: len(self.text) - sent.start] == self.text[sent.start :]
+        if known != sent.assumed or not begins:
+            assert isinstance(reply, RoundError) and reply.code is RoundErrorCode.STALE, reply
+            self.num_dropped += 1
+            return
+        assert isinstance(reply, Verdict), (sent, reply)
+        self.text = [*sent.assumed, *sent.draft[: reply.accepted_len], reply.correction]
+        self.num_verdicts += 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_of_rounds_in_flight_those_that_assume_what_came_true_have_verdicts(seed: int) -> None:
+    """Three of a session at a time, some admitted before a batch of it is launched and some while it computes."""
+    rng = random.Random(seed)
+    harness, _ = make_harness()
+    clients = [Pipelining(harness, name, rng) for name in range(1, 5)]
+    for _ in range(600):
+        rng.choice(clients).advance()
+        if rng.random() < 0.4:
+            harness.engine.step()
+    harness.settle()
+    for client in clients:
+        while client.sent:
+            client.advance()
+            harness.settle()
+        assert client.text == client.expected[: len(client.text)] and len(client.text) >= 45
+        assert client.num_verdicts > 10
+    assert sum(client.num_dropped for client in clients) > 5
 
 
 def test_a_driver_collects_what_is_in_flight_though_nothing_else_arrives() -> None:
