@@ -17,7 +17,7 @@ def test_drafted_blocks_become_the_sequences_own_and_are_found_by_its_tokens() -
     assert cache.match(prompt) == []
     pool.promote(blocks, prompt)
     pool.check_integrity()
-    assert blocks.length == 6 and cache.match(prompt) == blocks.block_ids[:1], "whole blocks"
+    assert blocks.length == 6 and cache.match(prompt) == [*blocks.block_ids[:1]], "whole blocks"
     assert cache.match([1, 2, 3, 9]) == []
     pool.free(blocks)
     assert (pool.num_free, len(cache.match(prompt))) == (8, 1), "cached until the room is needed"
