@@ -40,6 +40,7 @@ class ServerCertificates:
         self._clock = clock
         files = [paths.certificate, paths.key, *([paths.client_ca] if paths.client_ca else [])]
         self._watch = FileWatch(files)
+        self._waits_until: datetime | None = None  # for a renewed certificate that is not valid before
         self.load()
 
     def load(self) -> None:
@@ -47,7 +48,9 @@ class ServerCertificates:
         paths = self._paths
         chain, key = read_file(paths.certificate, "--tls-cert"), read_key(paths.key, "--tls-key")
         client_ca = None if paths.client_ca is None else read_file(paths.client_ca, "--tls-client-ca")
-        expires = _check_pair(chain, key, paths, self._clock())
+        self._waits_until = None
+        begins, expires = _check_pair(chain, key, paths)
+        self._check_times(begins, expires)
         if client_ca is not None:
             _parse_certificates(client_ca, f"--tls-client-ca {paths.client_ca}")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -61,11 +64,12 @@ class ServerCertificates:
         self._config = grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=client_ca)
 
     def reload(self, is_forced: bool = False) -> bool:
-        """Loads changed files and returns whether there were any.
+        """Loads changed files, and those that have become valid since, and returns whether there were any.
 
         Raises `ConfigError` and keeps the previous ones where they cannot be used.
         """
-        if not self._watch.has_changed() and not is_forced:
+        is_valid_now = self._waits_until is not None and self._clock() >= self._waits_until
+        if not (self._watch.has_changed() or is_forced or is_valid_now):
             return False
         self.load()
         return True
@@ -87,22 +91,25 @@ class ServerCertificates:
         is_mutual = self._paths.client_ca is not None
         return grpc.dynamic_ssl_server_credentials(handed_out, fetch, require_client_authentication=is_mutual)
 
+    def _check_times(self, begins: datetime, expires: datetime) -> None:
+        flag, now = f"--tls-cert {self._paths.certificate}", self._clock()
+        if begins > now:
+            self._waits_until = begins
+            raise ConfigError(f"{flag}: is valid from {begins:%Y-%m-%d %H:%M} UTC only")
+        if expires <= now:
+            raise ConfigError(f"{flag}: expired at {expires:%Y-%m-%d %H:%M} UTC; renew it")
 
-def _check_pair(chain: bytes, key: bytes, paths: TlsPaths, now: datetime) -> datetime:
-    flag = f"--tls-cert {paths.certificate}"
-    certificate = _parse_certificates(chain, flag)[0]
+
+def _check_pair(chain: bytes, key: bytes, paths: TlsPaths) -> tuple[datetime, datetime]:
+    """Returns from when until when the first certificate is valid."""
+    certificate = _parse_certificates(chain, f"--tls-cert {paths.certificate}")[0]
     try:
         private_key = serialization.load_pem_private_key(key, None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise ConfigError(f"--tls-key {paths.key}: is no PEM private key without a password") from error
     if _spki(private_key.public_key()) != _spki(certificate.public_key()):
         raise ConfigError(f"--tls-key {paths.key}: is not the key of --tls-cert {paths.certificate}")
-    begins, expires = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if begins > now:
-        raise ConfigError(f"{flag}: is valid from {begins:%Y-%m-%d %H:%M} UTC only")
-    if expires <= now:
-        raise ConfigError(f"{flag}: expired at {expires:%Y-%m-%d %H:%M} UTC; renew it")
-    return expires
+    return certificate.not_valid_before_utc, certificate.not_valid_after_utc
 
 
 def _parse_certificates(pem: bytes, flag: str) -> list[x509.Certificate]:

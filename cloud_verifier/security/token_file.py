@@ -42,7 +42,7 @@ def read_tokens(path: Path) -> Records:
         raise ConfigError(f"--tokens {path}: there is no such file; {hint}") from error
     except OSError as error:
         raise ConfigError(f"--tokens {path}: cannot read it: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the second of lists in lists in lists
         raise ConfigError(f"--tokens {path}: is not a file of tokens: not JSON") from error
     if mode & 0o022:
         raise ConfigError(f"--tokens {path}: others may write it (mode {mode:04o}): chmod 600 {path}")

@@ -26,7 +26,7 @@ while you type:
   a line that ends in \\ goes on in the next one; \"\"\" begins and ends a message of several lines
   /stats    what the last answer took: rounds, acceptance, bytes, times
   /mode M   another --mode from now on; without M, which it is and which there are
-  /system T set the system message and begin anew; needs a chat template
+  /system T set the system message and begin anew ("": none); without T, which it is; needs a chat template
   /reset    forget the conversation
   /quit     leave (so does Ctrl-D)
   Ctrl-C    stops the answer, and never the program

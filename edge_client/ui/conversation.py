@@ -38,6 +38,11 @@ class Conversation:
         return self._template is not None
 
     @property
+    def system(self) -> str:
+        """Returns the system message, "" where there is none."""
+        return self._system
+
+    @property
     def labels(self) -> tuple[str, ...]:
         """Returns the labels that results carry."""
         return self._edge.labels

@@ -21,7 +21,7 @@ from outrider.edge_client.ui.terminal import TextPrinter, readable, stretch_word
 
 _MAX_HISTORY = 1000  # lines
 _BLOCK = '"""'
-_HELP = "/stats  /mode [M]  /system TEXT  /reset  /quit   Ctrl-C stops an answer, Ctrl-D leaves"
+_HELP = "/stats  /mode [M]  /system [TEXT]  /reset  /quit   Ctrl-C stops an answer, Ctrl-D leaves"
 _WELCOME = "Type a message; /help lists commands."
 _NO_TEMPLATE = (
     "This model has no chat template, so it does not see a conversation: what you type is continued as plain\n"
@@ -93,15 +93,28 @@ class Repl:
         lines = [line]
         while lines[-1].endswith("\\"):
             lines[-1] = lines[-1][:-1]
-            lines.append(self._line(". "))
+            if (more := self._further_line()) is None:
+                break
+            lines.append(more)
         return "\n".join(lines)
 
     def _read_block(self, first: str) -> str:
         lines = [first] if first else []
         while not (lines and lines[-1].rstrip().endswith(_BLOCK)):
-            lines.append(self._line(". "))
+            if (more := self._further_line()) is None:
+                return "\n".join(lines)
+            lines.append(more)
         lines[-1] = lines[-1].rstrip().removesuffix(_BLOCK)
         return "\n".join(lines if lines[-1] else lines[:-1])
+
+    def _further_line(self) -> str | None:
+        """Returns the next line of a message that was begun; None at a pipe's end, with which the message ends."""
+        try:
+            return self._line(". ")
+        except EOFError:
+            if self._is_terminal:  # Ctrl-D leaves
+                raise
+            return None
 
     def _line(self, prompt: str) -> str:
         if self._is_terminal:
@@ -144,8 +157,15 @@ class Repl:
         self._say(f"mode {self._conversation.config.mode}; there are {', '.join(REQUESTABLE_MODES)}")
 
     def _set_system(self, text: str) -> None:
-        self._conversation.set_system(text)
-        self._say("the conversation begins anew with this system message")
+        if not text:
+            self._say(
+                self._conversation.system
+                or 'there is no system message; /system TEXT sets one, /system "" none'
+            )
+            return
+        is_none = text == '""'
+        self._conversation.set_system("" if is_none else text)
+        self._say(f"the conversation begins anew with{'out a' if is_none else ' this'} system message")
 
     def _reset(self, _: str) -> None:
         self._conversation.reset()

@@ -307,6 +307,21 @@ def test_another_key_an_expired_certificate_and_one_to_come_are_refused(
         ServerCertificates(TlsPaths(*made.server), clock=lambda: datetime.now(UTC) - timedelta(days=1))
 
 
+def test_a_renewed_certificate_is_taken_up_when_it_becomes_valid(tmp_path: Path) -> None:
+    """Its files do not change again."""
+    now = datetime.now(UTC)
+    made = make_dev_certificates(tmp_path)
+    certificates = ServerCertificates(TlsPaths(*made.server), clock=lambda: now)
+    before = certificates.expires
+    make_dev_certificates(tmp_path, clock=lambda: now + timedelta(days=2))
+    with pytest.raises(ConfigError, match="is valid from"):
+        certificates.reload()
+    assert not certificates.reload() and certificates.expires == before, "it is said once"
+    now += timedelta(days=3)
+    assert certificates.reload() and certificates.expires > before
+    assert not certificates.reload()
+
+
 def test_a_key_that_all_may_read_is_said_to_be(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     made = make_dev_certificates(tmp_path)
     ServerCertificates(TlsPaths(*made.server))

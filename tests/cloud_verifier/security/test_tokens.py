@@ -204,6 +204,7 @@ def entry(**fields: object) -> dict[str, object]:
     ("content", "words"),
     [
         ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
         ("[]", "is not a file of tokens"),
         ('{"schema": 2, "tokens": []}', "has schema 2"),
         ({"schema": 1}, "'tokens'"),
