@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from outrider.common.errors import ClosedError
+from outrider.common.errors import ClosedError, OutriderError
 from outrider.common.types import ModelInfo
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.events import SessionEvent
@@ -31,8 +32,11 @@ class AsyncClient:
     def __init__(self, verifier: str, *, draft: str | Path | None = None, **settings: object) -> None:
         self._config, self._has_draft = client_config(verifier, draft, settings)
         self._connection: Connection | None = None
-        self._is_opening = asyncio.Lock()
+        self._opening: asyncio.Task[Connection] | None = (
+            None  # under way or done; None: not begun, or it failed
+        )
         self._is_closed = False
+        self._is_abandoned = False  # nobody will close what is being opened
 
     @property
     def config(self) -> RunConfig:
@@ -59,22 +63,38 @@ class AsyncClient:
     async def close(self, *, cancel: bool = False) -> None:
         """Waits until the generations under way have ended, or cancels them, and frees the draft, as
         `Client.close`."""
-        async with self._is_opening:
-            self._is_closed = True
-        if self._connection is not None:
-            await asyncio.to_thread(self._connection.close, cancel)
+        self._is_closed = True
+        if self._opening is not None:
+            with suppress(OutriderError):  # whoever asked for the connection was told
+                connection = await asyncio.shield(self._opening)
+                await asyncio.to_thread(connection.close, cancel)
 
     async def connected(self) -> Connection:
-        """Returns the connection, opened on another thread by the first call."""
-        async with self._is_opening:
-            if self._connection is None:
-                if self._is_closed:
-                    raise ClosedError("this client is closed", "open another with outrider.connect_async")
-                self._connection = await asyncio.to_thread(Connection, self._config, self._has_draft)
-            return self._connection
+        """Returns the connection, opened on another thread by the first call. A caller that is cancelled leaves it to
+        others."""
+        if self._opening is None:
+            if self._is_closed:
+                raise ClosedError("this client is closed", "open another with outrider.connect_async")
+            self._opening = asyncio.create_task(asyncio.to_thread(Connection, self._config, self._has_draft))
+            self._opening.add_done_callback(self._opened)
+        return await asyncio.shield(self._opening)
+
+    def _opened(self, opening: asyncio.Task[Connection]) -> None:
+        if opening.cancelled() or opening.exception() is not None:
+            self._opening = None  # the next call tries again
+            return
+        self._connection = opening.result()
+        if self._is_abandoned:
+            self._connection.close(cancel=True)
 
     async def __aenter__(self) -> Self:
-        await self.connected()
+        try:
+            await self.connected()
+        except asyncio.CancelledError:
+            self._is_closed = self._is_abandoned = True
+            if self._connection is not None:
+                self._connection.close(cancel=True)
+            raise
         return self
 
     async def __aexit__(self, kind: object, *exc: object) -> None:

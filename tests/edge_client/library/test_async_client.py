@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import ClassVar
 
 import pytest
 from support.calls import eventually
@@ -80,3 +82,54 @@ def test_errors_are_those_of_the_other_client(address: str) -> None:
         asyncio.run(ask("127.0.0.1:9"))
     with pytest.raises(outrider.ConfigError, match="max_new_tokens"):
         asyncio.run(ask(address, max_tokens=3))
+
+
+class SlowConnection:
+    """Is open once `may_open` is set."""
+
+    made: ClassVar[list[SlowConnection]] = []
+    may_open = threading.Event()
+
+    def __init__(self, *arguments: object) -> None:
+        self.made.append(self)
+        self.is_closed = False
+        assert self.may_open.wait(30)
+
+    def close(self, cancel: bool) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> type[SlowConnection]:
+    monkeypatch.setattr("outrider.edge_client.library.async_client.Connection", SlowConnection)
+    SlowConnection.made.clear()
+    SlowConnection.may_open.clear()
+    return SlowConnection
+
+
+def test_what_was_opened_for_a_task_that_gave_up_is_closed(slow: type[SlowConnection]) -> None:
+    async def work() -> None:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1), outrider.connect_async("127.0.0.1:9"):
+                pass
+        assert [each.is_closed for each in slow.made] == [False]
+        slow.may_open.set()
+        async with asyncio.timeout(30):
+            while not slow.made[0].is_closed:
+                await asyncio.sleep(0.01)
+
+    asyncio.run(work())
+
+
+def test_another_task_gets_what_the_first_one_did_not_wait_for(slow: type[SlowConnection]) -> None:
+    async def work() -> None:
+        made = outrider.connect_async("127.0.0.1:9")
+        first, second = (asyncio.create_task(made.connected()) for _ in range(2))
+        await asyncio.sleep(0.05)
+        first.cancel()
+        slow.may_open.set()
+        assert await second is slow.made[0]  # type: ignore[comparison-overlap]
+        await made.close()
+        assert first.cancelled() and [each.is_closed for each in slow.made] == [True]
+
+    asyncio.run(work())
