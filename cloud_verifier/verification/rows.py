@@ -193,6 +193,7 @@ class HostRows(ProcessedRows):
         self._sampled: dict[int, list[float]] = {}
         self._totals: dict[int, tuple[float, float]] = {}
         self._thresholds: dict[int, float] = {}
+        self._positions = step_round.row_positions
         self._eos_token_ids = eos_token_ids
 
     @cached_property
@@ -236,7 +237,7 @@ class HostRows(ProcessedRows):
             self._temperature,
             *self._cuts,
             self._sampling.seed,
-            each.row_positions[row] - first,
+            self._positions[row] - first,
             np.array(drafted, np.int64),
         )
         self._sampled.update(enumerate(found.tolist(), row))

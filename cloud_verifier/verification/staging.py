@@ -15,9 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 FIRST_CAPACITY = 1 << 20  # bytes; a forward of 512 rows takes about 8 KiB, and 4 bytes for each block
-MAX_VIEWS = (
-    1 << 12
-)  # of the device's memory that are kept: torch takes longer to make one than to copy its numbers
+MAX_VIEWS = 1 << 12  # of the device's memory that are kept: to make one takes torch longer than a copy
 _ALIGNMENT = 16  # bytes, of each array's address: kernels are compiled for aligned addresses alone
 _PASS_ALIGNMENT = 1 << 14  # bytes, more than the inputs of most passes
 _TORCH = {
