@@ -54,8 +54,8 @@ def run(options: PointOptions, before: Mapping[str, Any]) -> Iterator[Found]:
         again := next_rerun([_judged(each) for number, each in known.items() if number in wanted])
     ) is not None:
         num_reruns = known[again]["num_reruns"] + 1
-        tries = known[again], measure_point(points[again])
-        known[again] = {**min(tries, key=_a_a_error), "num_reruns": num_reruns}
+        nearest = min(known[again], measure_point(points[again]), key=_a_a_error)
+        known[again] = {**nearest, "num_reruns": num_reruns}
         yield report(known)
 
 
