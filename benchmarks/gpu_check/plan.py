@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 # Read by cuBLAS when it is loaded, hence a process of its own: no product is split over its inner dimension.
@@ -29,7 +30,7 @@ class Stage:
 
     def missing_packages(self) -> list[str]:
         """Returns those of `packages` that are not installed."""
-        return [package for package in self.packages if not _is_installed(package)]
+        return missing_of(self.packages)
 
 
 # What ends early leaves its time to the others, which share what is left as their limits say. The first one's allows
@@ -48,6 +49,11 @@ STAGES = (
     Stage("training", "training", 40, (*DECODER, "tqdm", "tokenizers")),
 )
 TOTAL_S = sum(stage.limit_s for stage in STAGES)
+
+
+def missing_of(packages: Sequence[str]) -> list[str]:
+    """Returns those of some packages that are not installed."""
+    return [package for package in packages if not _is_installed(package)]
 
 
 def _is_installed(package: str) -> bool:

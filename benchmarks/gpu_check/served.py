@@ -11,6 +11,7 @@ from functools import partial
 
 import outrider
 from benchmarks.engine.setup import QUIET
+from benchmarks.gpu_check.plan import missing_of
 from benchmarks.gpu_check.stage import NONE, Report, Setting
 from benchmarks.gpu_check.variants import SERVED, Served
 from outrider.common.errors import OutriderError
@@ -35,7 +36,7 @@ def run(setting: Setting, report: Report) -> None:
     """Starts a verifier for each line of `SERVED`; in a rehearsal for the first alone."""
     lines = list(SERVED.items())[: setting.pick(len(SERVED), 1)]
     for number, (name, served) in enumerate(lines):
-        if missing := served.missing_packages():
+        if missing := missing_of(served.packages):
             report.skip(name, f"not installed: {', '.join(missing)}")
             continue
         if setting.seconds_left < MIN_LEFT_S and not setting.is_rehearsal:

@@ -124,10 +124,6 @@ class Served:
     packages: tuple[str, ...] = ()
     draft_sources: tuple[str, ...] = ()
 
-    def missing_packages(self) -> list[str]:
-        """Returns those of `packages` that are not installed."""
-        return [package for package in self.packages if importlib.util.find_spec(package) is None]
-
 
 ATTENTIONS = {"sdpa": Attention(_make_sdpa), "paged": Attention(_make_paged, has_exact_rows=True)}
 PRODUCTS = {

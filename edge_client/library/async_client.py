@@ -32,11 +32,8 @@ class AsyncClient:
     def __init__(self, verifier: str, *, draft: str | Path | None = None, **settings: object) -> None:
         self._config, self._has_draft = client_config(verifier, draft, settings)
         self._connection: Connection | None = None
-        self._opening: asyncio.Task[Connection] | None = (
-            None  # under way or done; None: not begun, or it failed
-        )
+        self._opening: asyncio.Task[Connection] | None = None  # None: not begun, or it failed
         self._is_closed = False
-        self._is_abandoned = False  # nobody will close what is being opened
 
     @property
     def config(self) -> RunConfig:
@@ -82,24 +79,27 @@ class AsyncClient:
     def _opened(self, opening: asyncio.Task[Connection]) -> None:
         if opening.cancelled() or opening.exception() is not None:
             self._opening = None  # the next call tries again
-            return
-        self._connection = opening.result()
-        if self._is_abandoned:
-            self._connection.close(cancel=True)
+        else:
+            self._connection = opening.result()
 
     async def __aenter__(self) -> Self:
         try:
             await self.connected()
         except asyncio.CancelledError:
-            self._is_closed = self._is_abandoned = True
-            if self._connection is not None:
-                self._connection.close(cancel=True)
+            self._is_closed = True
+            if self._opening is not None:  # nobody else will close what it opens
+                self._opening.add_done_callback(_close_opened)
             raise
         return self
 
     async def __aexit__(self, kind: object, *exc: object) -> None:
         """Closes; after an error generations under way are cancelled."""
         await self.close(cancel=kind is not None)
+
+
+def _close_opened(opening: asyncio.Task[Connection]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close(cancel=True)
 
 
 class AsyncStream:
