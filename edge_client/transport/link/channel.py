@@ -6,7 +6,7 @@ import atexit
 import threading
 import time
 from typing import Any
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakSet
 
 import grpc
 
@@ -20,9 +20,8 @@ from outrider.edge_client.transport.link.targets import VerifierTarget, parse_ta
 
 MAX_MESSAGE_BYTES = 64 << 20
 _DIAGNOSIS_S = 1.0
-_CLOSE_AFTER_S = 0.4  # gRPC's thread that watches a channel's state polls every 200 ms
-_watched_until_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-_closing: WeakSet[threading.Timer] = WeakSet()
+_WATCH_END_S = 5.0  # the longest wait for gRPC's thread, which takes 200 ms on an idle machine
+_closing: WeakSet[threading.Thread] = WeakSet()
 _NO_TOKEN = grpc.StatusCode.UNAUTHENTICATED
 _REJECTED = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: "a message is too large for it",
@@ -78,7 +77,6 @@ def open_channel(
         connect_by_call(channel, session_id, wait_s, settle)
     settled.wait(wait_s)
     channel.unsubscribe(on_state)
-    _watched_until_s[channel] = time.monotonic() + _CLOSE_AFTER_S
     if outcomes[:1] == [True]:
         return channel
     close_later(channel)
@@ -100,21 +98,31 @@ def _create_channel(target: VerifierTarget, security: LinkSecurity, timeout_s: f
 
 
 def close_later(channel: Any) -> None:
-    """Closes the channel once gRPC's thread that watches its state, until 200 ms after the connection was made,
-    has ended: it would die with a traceback."""
-    wait_s = _watched_until_s.get(channel, 0.0) - time.monotonic()
-    timer = threading.Timer(max(0.0, wait_s), channel.close)
-    timer.daemon = True
-    _closing.add(timer)
-    timer.start()
+    """Closes the channel, on a thread, once gRPC's own thread that watches its state has ended: that one would die
+    with a traceback. It looks every 200 ms whether anybody wants to know the state still."""
+    thread = threading.Thread(target=_close_unwatched, args=(channel,), daemon=True)
+    _closing.add(thread)
+    thread.start()
+
+
+def _close_unwatched(channel: Any) -> None:
+    end_s = time.monotonic() + _WATCH_END_S
+    while is_watched(channel) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    channel.close()
+
+
+def is_watched(channel: Any) -> bool:
+    """Returns whether gRPC's thread that watches this channel's state runs. gRPC has no public way to ask."""
+    return bool(getattr(getattr(channel, "_connectivity_state", None), "polling", False))
 
 
 @atexit.register
 def _close_all() -> None:
     """Waits until the last channels are closed: gRPC's threads must not meet the end of the interpreter."""
-    end_s = time.monotonic() + 2 * _CLOSE_AFTER_S
-    for timer in list(_closing):
-        timer.join(max(0.0, end_s - time.monotonic()))
+    end_s = time.monotonic() + _WATCH_END_S
+    for thread in list(_closing):
+        thread.join(max(0.0, end_s - time.monotonic()))
 
 
 def translate(error: grpc.RpcError, address: str) -> OutriderError:

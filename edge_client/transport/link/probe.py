@@ -14,7 +14,7 @@ from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.types import ModelInfo
 from outrider.edge_client.transport.link.balancing import SESSION_HEADER
 from outrider.edge_client.transport.link.calls import decode_answer
-from outrider.edge_client.transport.link.channel import open_channel, translate
+from outrider.edge_client.transport.link.channel import close_later, open_channel, translate
 from outrider.edge_client.transport.link.security import PLAINTEXT, LinkSecurity
 
 _TIME_KEY = "x-outrider-time-ms"
@@ -61,6 +61,6 @@ def probe(
     except grpc.RpcError as error:
         raise translate(error, address) from error
     finally:
-        channel.close()
+        close_later(channel)
     model = decode_answer(address, answer, pb.DescribeResponse, codec.decode_model_info)
     return Probe(model, connect_ms, tuple(answers_ms), ahead)
