@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from outrider.common.types import RunnerUp
-from outrider.edge_client.controller.acceptance_posterior import AcceptancePosterior
+from outrider.edge_client.controller.acceptance_posterior import AcceptancePosterior, by_position
+from outrider.edge_client.controller.cost_model import Acceptance
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 from outrider.edge_client.core.stats import RoundRecord
 
@@ -44,6 +45,7 @@ class AcceptanceEstimator:
         """`is_copied`: the draft has no model."""
         num_bins = len(SETTINGS.confidence_bins) + 1
         self.posterior = AcceptancePosterior(is_copied)
+        self._is_copied = is_copied
         self._judged = [0.0] * MAX_DEPTH  # by position
         self._accepted = [0.0] * MAX_DEPTH
         self._rejected = [0.0] * num_bins  # by confidence
@@ -90,18 +92,25 @@ class AcceptanceEstimator:
     def by_position(self) -> list[float]:
         """Returns [MAX_DEPTH] acceptance rates, each given that all tokens before were accepted.
 
-        A position without observations continues the positions before it, and the overall rate.
+        A position without observations continues the positions before it, and the overall rate; where the draft
+        copies, what the prior says of that position, as copies are right for long or not at all.
         """
-        overall, weight = self.overall(), SETTINGS.overall_weight_tokens
-        num_near, near_alpha = 0.0, overall  # what the positions before contribute, in tokens
+        weight = SETTINGS.overall_weight_tokens
+        usual = by_position(self.posterior.start) if self._is_copied else [self.overall()] * MAX_DEPTH
+        num_near, near_alpha = 0.0, 0.0  # what the positions before contribute, in tokens
         alphas = []
-        for judged, accepted in zip(self._judged, self._accepted, strict=True):
+        for judged, accepted, expected in zip(self._judged, self._accepted, usual, strict=True):
             all_judged, all_accepted = judged + num_near, accepted + num_near * near_alpha
-            alphas.append((all_accepted + weight * overall) / (all_judged + weight))
+            alphas.append((all_accepted + weight * expected) / (all_judged + weight))
             if all_judged:
                 near_alpha = all_accepted / all_judged
             num_near = min(SETTINGS.neighbour_share * all_judged, SETTINGS.max_neighbour_tokens)
         return alphas
+
+    def of_runs(self) -> Acceptance:
+        """Returns the acceptance of pipelined rounds, whose tokens count from the last rejection on: one rate, or of a
+        draft that copies [MAX_DEPTH] rates by position."""
+        return by_position(self.posterior.probabilities) if self._is_copied else self.overall()
 
     @property
     def calibration(self) -> Calibration:

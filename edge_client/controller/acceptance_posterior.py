@@ -7,13 +7,18 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from outrider.edge_client.controller.settings import SETTINGS
+import numpy as np
+
+from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 
 ALPHAS = (
     *(0.1, 0.2, 0.3, 0.4, 0.5, 0.57, 0.63, 0.68, 0.72, 0.76, 0.795, 0.825),
     *(0.855, 0.88, 0.905, 0.925, 0.945, 0.96, 0.975, 0.99),
 )
 _LOGS = tuple((math.log(alpha), math.log(1 - alpha)) for alpha in ALPHAS)
+_POWERS = np.power.outer(
+    np.array(ALPHAS), np.arange(MAX_DEPTH + 1)
+)  # [rate, tokens in a row]: P(all accepted)
 _BORDERS = (0.0, *((low + high) / 2 for low, high in pairwise(ALPHAS)), 1.0)
 
 
@@ -31,6 +36,15 @@ def posterior_of(
     ]
     total = sum(weights)
     return [each / total for each in weights]
+
+
+def by_position(probabilities: Sequence[float]) -> list[float]:
+    """Returns [MAX_DEPTH] acceptance rates, each given that all tokens before were accepted, of a draft whose rate is
+    another one in each round, with these probabilities of `ALPHAS`: they rise, as a draft that was right so far is
+    more likely one of those that are right for long."""
+    reached = np.asarray(probabilities) @ _POWERS
+    rates: list[float] = (reached[1:] / reached[:-1]).tolist()
+    return rates
 
 
 @functools.cache
@@ -76,6 +90,11 @@ class AcceptancePosterior:
     def probabilities(self) -> Sequence[float]:
         """Returns the probability of each of `ALPHAS`."""
         return self._start if self._weights is None else self._weights
+
+    @property
+    def start(self) -> Sequence[float]:
+        """Returns the probability of each of `ALPHAS` before any token of this sequence was judged."""
+        return self._start
 
     @property
     def prior_mean(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from outrider.edge_client.controller.acceptance import AcceptanceEstimator
-from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, round_s
+from outrider.edge_client.controller.cost_model import Acceptance, LinkCosts, ModelCosts, round_s
 from outrider.edge_client.controller.cost_model_pipelined import branching_token_s
 from outrider.edge_client.controller.geometric_mean import GeometricMean
 from outrider.edge_client.controller.round_costs import RoundCosts
@@ -114,7 +114,7 @@ class Conditions:
         """Returns the costs; see `RoundCosts.estimate`."""
         return self.costs.estimate()
 
-    def fastest_pipelined(self, acceptance: float) -> tuple[int, float]:
+    def fastest_pipelined(self, acceptance: Acceptance) -> tuple[int, float]:
         """Returns the length of pipelined rounds with the fewest seconds a token, and those seconds.
 
         It descends from the last answer, which costs a tenth of looking at all lengths.

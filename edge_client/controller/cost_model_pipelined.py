@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from outrider.edge_client.controller.cost_model import Acceptance, LinkCosts, ModelCosts, round_s
 from outrider.edge_client.controller.settings import SETTINGS
@@ -45,21 +46,32 @@ def pipelined_token_s(
 
     None is no limit.
     """
+    run = _run_of(acceptance, num_draft_tokens)
+    return _run_token_s(run, acceptance, num_draft_tokens, models, link, max_in_flight)
+
+
+def _run_token_s(
+    run: _Run,
+    acceptance: Acceptance,
+    num_draft_tokens: int,
+    models: ModelCosts,
+    link: LinkCosts,
+    max_in_flight: int | None,
+) -> float:
     first_s = round_s(num_draft_tokens, models, link)
     period_s = _period_s(num_draft_tokens, models, link)
-    tokens, rounds = _run_sums(acceptance, num_draft_tokens)
     window = max_in_flight or num_in_flight(num_draft_tokens, models, link)
     wait_s = max(0.0, first_s - window * period_s)
     mean_period_s = period_s + wait_s / window
-    if math.isinf(tokens):
+    if math.isinf(run.tokens):
         return mean_period_s / num_draft_tokens
-    waits = _run_sums(acceptance, window * num_draft_tokens)[1]
+    waits = _run_of(acceptance, window * num_draft_tokens).rounds if wait_s else 0.0
     rest_s = _rest_s(num_draft_tokens, models, mean_period_s)
-    return (first_s + period_s * rounds + wait_s * waits + rest_s) / (1.0 + tokens)
+    return (first_s + period_s * run.rounds + wait_s * waits + rest_s) / (1.0 + run.tokens)
 
 
 def branching_token_s(
-    alpha: float,
+    acceptance: Acceptance,
     num_draft_tokens: int,
     models: ModelCosts,
     link: LinkCosts,
@@ -72,13 +84,14 @@ def branching_token_s(
     After the share `hit_share` of all rejections the next round is in flight already, which spares
     `branch_spared_share` of the round trip.
     """
-    seconds = pipelined_token_s(alpha, num_draft_tokens, models, link, max_in_flight)
+    run = _run_of(acceptance, num_draft_tokens)
+    seconds = _run_token_s(run, acceptance, num_draft_tokens, models, link, max_in_flight)
+    if math.isinf(run.tokens):
+        return seconds
     verify_s = models.verify_s(num_draft_tokens)
     period_s = max(num_draft_tokens * models.draft_token_s, verify_s)
-    whole = alpha**num_draft_tokens
-    seconds -= period_s * (1 - alpha) ** 2 * whole / (1 - whole)
     spared_s = SETTINGS.branch_spared_share * (round_s(num_draft_tokens, models, link) - verify_s)
-    return seconds - hit_share * (1 - alpha) * spared_s
+    return seconds - (run.first_wrong * period_s + hit_share * spared_s) / (1.0 + run.tokens)
 
 
 def fastest_pipelined(
@@ -92,8 +105,8 @@ def fastest_pipelined(
 
 def pipelined_rounds_per_token(acceptance: Acceptance, num_draft_tokens: int) -> float:
     """Returns how many rounds of n are verified for one token; those after a rejection are not."""
-    tokens, rounds = _run_sums(acceptance, num_draft_tokens)
-    return 1.0 / num_draft_tokens if math.isinf(tokens) else (1.0 + rounds) / (1.0 + tokens)
+    run = _run_of(acceptance, num_draft_tokens)
+    return 1.0 / num_draft_tokens if math.isinf(run.tokens) else (1.0 + run.rounds) / (1.0 + run.tokens)
 
 
 def pipelined_break_even_rtt_s(
@@ -102,10 +115,12 @@ def pipelined_break_even_rtt_s(
     """Returns the RTT below which pipelined rounds of n beat `rival_s` seconds a token; negative where none
     does, infinite where all do. `link.rtt_s` itself is not used; the number in flight is not limited."""
     period_s = _period_s(num_draft_tokens, models, link)
-    tokens, rounds = _run_sums(acceptance, num_draft_tokens)
-    if math.isinf(tokens):
+    run = _run_of(acceptance, num_draft_tokens)
+    if math.isinf(run.tokens):
         return math.inf if period_s / num_draft_tokens < rival_s else -math.inf
-    first_s = (1.0 + tokens) * rival_s - period_s * rounds - _rest_s(num_draft_tokens, models, period_s)
+    first_s = (
+        (1.0 + run.tokens) * rival_s - period_s * run.rounds - _rest_s(num_draft_tokens, models, period_s)
+    )
     return first_s - (round_s(num_draft_tokens, models, link) - link.rtt_s)
 
 
@@ -126,20 +141,34 @@ def _rest_s(num_draft_tokens: int, models: ModelCosts, period_s: float) -> float
     return share * models.draft_token_s / 2
 
 
-def _run_sums(acceptance: Acceptance, num_draft_tokens: int) -> tuple[float, float]:
-    """Returns (sum over j >= 1 of P(j), sum over k >= 1 of P(k n)); both infinite where a run never ends."""
+class _Run(NamedTuple):
+    """Holds the expected parts of a run, the last two beyond its first round; both others are infinite where a run
+    never ends."""
+
+    tokens: float  # sum over j >= 1 of P(j), those before the rejection
+    rounds: float  # sum over k >= 1 of P(k n), accepted as a whole
+    first_wrong: (
+        float  # sum over k >= 1 of P(k n) (1 - alpha of the next), whether a round's first token ends it
+    )
+
+
+def _run_of(acceptance: Acceptance, num_draft_tokens: int) -> _Run:
     alphas = list(acceptance) if isinstance(acceptance, Sequence) else [acceptance]
     if not alphas or not all(0 <= alpha <= 1 for alpha in alphas):
         raise ValueError(f"an acceptance of {acceptance} is not in [0, 1]")
-    tokens, rounds, reached, position = 0.0, 0.0, 1.0, 0
-    # From the last alpha and a round's end on, both sums are geometric.
-    while position < len(alphas) - 1 or position % num_draft_tokens:
-        reached *= alphas[min(position, len(alphas) - 1)]
+    tokens, rounds, first_wrong, reached, position = 0.0, 0.0, 0.0, 1.0, 0
+    end = len(alphas) - 1
+    # From the last alpha and a round's end on, the sums are geometric.
+    while position < end or position % num_draft_tokens:
+        reached *= alphas[min(position, end)]
         position += 1
         tokens += reached
-        rounds += reached if position % num_draft_tokens == 0 else 0.0
+        if position % num_draft_tokens == 0:
+            rounds += reached
+            first_wrong += reached * (1 - alphas[min(position, end)])
     last = alphas[-1]
     if last == 1.0:
-        return (math.inf, math.inf) if reached else (tokens, rounds)
+        return _Run(math.inf, math.inf, first_wrong) if reached else _Run(tokens, rounds, first_wrong)
     whole = last**num_draft_tokens
-    return tokens + reached * last / (1 - last), rounds + reached * whole / (1 - whole)
+    more = reached * whole / (1 - whole)
+    return _Run(tokens + reached * last / (1 - last), rounds + more, first_wrong + (1 - last) * more)

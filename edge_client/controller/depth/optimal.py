@@ -90,8 +90,8 @@ class OptimalDepth:
 
     def _make_plan(self, is_pipelined: bool) -> _Plan:
         if is_pipelined:
-            alpha = self._acceptance.overall()
-            return _Plan(self._conditions.fastest_pipelined(alpha)[0], 0.0, [], is_pipelined)
+            best, _ = self._conditions.fastest_pipelined(self._acceptance.of_runs())
+            return _Plan(best, 0.0, [], is_pipelined)
         models, link = self._conditions.estimate()
         alphas = self._acceptance.by_position()
         best, rate = fastest_round(alphas, models, link, MAX_DEPTH)

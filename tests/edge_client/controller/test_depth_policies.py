@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from outrider.common.errors import UsageError
 from outrider.common.types import GenerateRequest, SamplingParams, Signals, VerifyRequest
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.controller.acceptance import AcceptanceEstimator
+from outrider.edge_client.controller.acceptance_posterior import ALPHAS, usual_prior
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
 from outrider.edge_client.controller.depth.base import DepthPolicy
@@ -235,6 +237,37 @@ def test_acceptance_by_position_goes_over_into_the_mean_where_nothing_was_tried(
     assert alphas[0] == pytest.approx(0.97, abs=0.02) and alphas[1] == pytest.approx(0.66, abs=0.05)
     assert all(a <= b for a, b in itertools.pairwise(alphas[1:])) and alphas[2] < 0.72
     assert alphas[-1] == pytest.approx(0.75, abs=0.02), "far behind what was tried the mean is all there is"
+
+
+def test_a_copy_that_was_right_so_far_is_trusted_more_with_each_position() -> None:
+    positions = AcceptanceEstimator(is_copied=True)
+    luck, prior = random.Random(3), positions.posterior.start
+    lengths = [accepted_in_a_row(rate, luck) for rate in luck.choices(ALPHAS, prior, k=40_000)]
+    reached = [sum(length >= k for length in lengths) for k in range(9)]
+    played = [after / before for before, after in itertools.pairwise(reached)]
+    assert positions.by_position()[:8] == pytest.approx(played, abs=0.02)
+    assert played[0] < 0.55 and played[7] > 0.8
+    for _ in range(100):  # but here a third token never stands
+        positions.observe_tokens(2, 5)
+    assert positions.by_position()[0] > 0.9 and positions.by_position()[2] < 0.45 < played[2] - 0.2
+
+
+def accepted_in_a_row(rate: float, luck: random.Random) -> int:
+    return next((k for k in range(MAX_DEPTH) if luck.random() >= rate), MAX_DEPTH)
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_copies_begin_longer_than_drafts_that_are_as_often_right_but_not_for_long(window: int) -> None:
+    """Of a first text, over 10 ms: half of the copies are wrong at once, the others go on."""
+
+    def first_length(is_copied: bool) -> int:
+        conditions = Conditions(is_copied=is_copied)
+        conditions.acceptance.posterior.start_from(usual_prior(is_copied=True))
+        conditions.observe_opening(0.01, 0.02, 1e-5, 0.004, 0.0003)
+        conditions.window = window
+        return OptimalDepth(conditions=conditions).next_depth()
+
+    assert first_length(is_copied=True) >= 1.5 * first_length(is_copied=False)
 
 
 def test_confidence_is_calibrated_to_what_stands() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, round_s
 from outrider.edge_client.controller.cost_model_pipelined import (
+    branching_token_s,
     fastest_pipelined,
     num_in_flight,
     pipelined_break_even_rtt_s,
@@ -94,6 +95,17 @@ def test_one_alpha_for_all_is_the_same_as_one_for_each() -> None:
     link = LinkCosts(rtt_s=0.1)
     each = pipelined_token_s([0.8] * 5, 3, MODELS, link)
     assert each == pytest.approx(pipelined_token_s(0.8, 3, MODELS, link))
+    for n, hit_share in ((1, 0.0), (3, 0.3), (9, 1.0)):
+        each = branching_token_s([0.8] * 5, n, MODELS, link, hit_share=hit_share)
+        assert each == pytest.approx(branching_token_s(0.8, n, MODELS, link, hit_share=hit_share))
+
+
+def test_a_bonus_spares_a_period_where_the_next_round_begins_with_a_rejection() -> None:
+    link, n, alphas = LinkCosts(rtt_s=0.1), 2, [0.9, 0.8, 0.5, 0.0]
+    first_wrong = 0.9 * 0.8 * 0.5  # after one whole round; a second one is never whole
+    tokens = 1 + 0.9 + 0.9 * 0.8 + 0.9 * 0.8 * 0.5
+    spared_s = pipelined_token_s(alphas, n, MODELS, link) - branching_token_s(alphas, n, MODELS, link)
+    assert spared_s == pytest.approx(first_wrong * MODELS.verify_s(n) / tokens)
 
 
 @pytest.mark.parametrize(("rtt_s", "at_most"), [(0.06, 0.85), (0.2, 0.85)])
