@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -40,6 +39,19 @@ from outrider.edge_client.drafting.registry import create_draft_model
 PROMPT = (5, 6, 7)
 
 
+class DraftClock:
+    """Time that passes by drafting alone, for each thread by itself."""
+
+    def __init__(self) -> None:
+        self._slept = threading.local()
+
+    def now(self) -> float:
+        return getattr(self._slept, "seconds", 0.0)
+
+    def sleep(self, seconds: float) -> None:
+        self._slept.seconds = self.now() + seconds
+
+
 class KnownDraft:
     """Proposes `text[position]`, which its maker knows; counts what it was asked and what is open."""
 
@@ -47,6 +59,7 @@ class KnownDraft:
     fingerprint, tokenizer_fingerprint = "d" * 16, "t" * 16
 
     def __init__(self, text: Sequence[int], max_context: int = 10_000) -> None:
+        self.clock = DraftClock()
         self.text = list(text)
         self.max_context = max_context
         self.num_proposed: list[int] = []
@@ -95,7 +108,7 @@ class _KnownSequence:
         assert self._model.may_read.wait(60)
         if self.position == self._model.fails_at:
             raise RuntimeError("by the test")
-        time.sleep(self._model.takes_s)
+        self._model.clock.sleep(self._model.takes_s)
         self._model.threads.append(threading.current_thread().name)
         end = min(self.position + num_draft_tokens, self._model.max_context)
         token_ids = tuple(self._model.text[self.position : end])
@@ -116,7 +129,7 @@ class CoLocated(Harness):
 
     def __init__(self, draft: KnownDraft, backend: FakeBackend | None = None, **limits: int) -> None:
         backend = backend or FakeBackend()
-        drafter = CoLocatedDrafter(draft)
+        drafter = CoLocatedDrafter(draft, clock=draft.clock)
         super().__init__(backend, drafter=drafter, **limits)
         self.draft = draft
 
@@ -183,11 +196,13 @@ def test_the_text_is_the_targets_own_whatever_is_drafted(
 
 
 def test_a_round_reports_what_was_drafted_and_what_it_took() -> None:
-    harness = CoLocated(KnownDraft(expected_text(GREEDY, 30)))
+    draft = KnownDraft(expected_text(GREEDY, 30))
+    draft.takes_s = 0.002
+    harness = CoLocated(draft)
     session_id, opened = harness.open(prompt=PROMPT, ignore_eos=True)
     first, *_, last = harness.generate(session_id, opened.position, opened.hash, num_new=12, depth=4)
     assert (first.num_draft_tokens, first.metrics.la_over_k, first.metrics.batch_size) == (4, 1.0, 1)
-    assert 0 < first.draft_ns < 10**9 and first.metrics.alpha_mean > 0
+    assert first.draft_ns == pytest.approx(2e6) and first.metrics.alpha_mean > 0
     assert last.num_draft_tokens == 1, "a draft past the last token wanted"
     assert harness.draft.num_proposed == [4, 4, 1]
 
