@@ -23,10 +23,16 @@ class Bottleneck(Protocol):
     def depart(self, now_s: float, num_bytes: int) -> float:
         """Returns the time at which the last of `num_bytes`, which come at `now_s`, has left."""
 
+    def depart_alone(self, time_s: float, num_bytes: int) -> float:
+        """Returns the same where nothing else comes, at a time that may be in the future. Takes no capacity."""
+
 
 class _Unlimited:
     def depart(self, now_s: float, num_bytes: int) -> float:
         return now_s
+
+    def depart_alone(self, time_s: float, num_bytes: int) -> float:
+        return time_s
 
 
 class _FixedRate:
@@ -38,6 +44,9 @@ class _FixedRate:
         free_s = self._free_s
         self._free_s = (now_s if now_s > free_s else free_s) + num_bytes * self._byte_s
         return self._free_s
+
+    def depart_alone(self, time_s: float, num_bytes: int) -> float:
+        return time_s + num_bytes * self._byte_s
 
 
 class TraceRate:
@@ -62,17 +71,28 @@ class TraceRate:
 
     def depart(self, now_s: float, num_bytes: int) -> float:
         """Returns when the last byte has left, opportunity after opportunity."""
-        now_ms = math.ceil(now_s * 1000 - 1e-6)  # a ms is not missed because seconds are rounded
+        now_ms = _whole_ms(now_s)
         if self._time_ms(self._next) < now_ms:
             self._next, self._left = self._first_from(now_ms), OPPORTUNITY_BYTES
-        if num_bytes > self._left:
-            rest = num_bytes - self._left
-            opportunities, remainder = divmod(rest - 1, OPPORTUNITY_BYTES)
-            self._next += opportunities + 1
-            self._left = OPPORTUNITY_BYTES - 1 - remainder
-        else:
-            self._left -= num_bytes
+        self._next, self._left = _taken(self._next, self._left, num_bytes)
         return max(now_s, self._time_ms(self._next) / 1000)
+
+    def depart_alone(self, time_s: float, num_bytes: int) -> float:
+        """Returns the same where nothing else comes, at a time that may be in the future. Takes no capacity."""
+        last, _ = _taken(self._first_from(_whole_ms(time_s)), OPPORTUNITY_BYTES, num_bytes)
+        return max(time_s, self._time_ms(last) / 1000)
+
+
+def _whole_ms(time_s: float) -> int:
+    return math.ceil(time_s * 1000 - 1e-6)  # a ms is not missed because seconds are rounded
+
+
+def _taken(number: int, left: int, num_bytes: int) -> tuple[int, int]:
+    """Returns which opportunity takes the last of `num_bytes`, and what is left of it; `left` is of the first one."""
+    if num_bytes <= left:
+        return number, left - num_bytes
+    opportunities, remainder = divmod(num_bytes - left - 1, OPPORTUNITY_BYTES)
+    return number + opportunities + 1, OPPORTUNITY_BYTES - 1 - remainder
 
 
 class Backlog:

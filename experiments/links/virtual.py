@@ -14,7 +14,8 @@ one after the other. What TCP would send again comes later, by these rules, afte
 - The last of several is probed for after 2 RTT (tail loss probe, the same RFC), a message of one segment
   after an RTO.
 - What is sent before a retransmission passes an outage waits until that one is acknowledged: until then the
-  congestion window is one segment. A fresh connection (`connect`) does not wait.
+  congestion window is one segment. A fresh connection (`connect`) does not wait, nor does what is held take
+  capacity from it: it then leaves as if nothing else came.
 - A message that meets a full queue takes its turn in the bottleneck, as the sender holds it back, and arrives
   one RTT late. Retransmissions take no capacity.
 
@@ -78,10 +79,16 @@ class _TcpFlow:
         path, start_s = self._path, max(now_s, self._held_until_s)
         full, rest = divmod(num_bytes, SEGMENT_BYTES)
         num_segments = full + bool(rest)
-        late_s = 0.0 if path.has_room(start_s, HEADER_BYTES + min(num_bytes, SEGMENT_BYTES)) else self.rtt_s
+        is_held = start_s > now_s
+        has_room = is_held or path.has_room(now_s, HEADER_BYTES + min(num_bytes, SEGMENT_BYTES))
+        late_s = 0.0 if has_room else self.rtt_s
         for number in range(1, num_segments + 1):
             payload = SEGMENT_BYTES if number <= full else rest
-            departure_s = path.depart(start_s, HEADER_BYTES + payload)
+            if is_held:
+                departure_s = path.bottleneck.depart_alone(self._held_until_s, HEADER_BYTES + payload)
+                self._held_until_s = departure_s
+            else:
+                departure_s = path.depart(now_s, HEADER_BYTES + payload)
             if path.is_lost(departure_s):
                 arrival_s = self._resend(departure_s, num_segments - number, is_alone=num_segments == 1)
             else:

@@ -145,6 +145,17 @@ def test_a_fresh_connection_does_not_wait_for_the_old_ones_retransmission() -> N
     assert link.up.deliver(ready_s, 100) == pytest.approx(5.15)
 
 
+@pytest.mark.parametrize("queue_kb", [0, 5])
+def test_what_an_old_connection_holds_back_takes_no_capacity_from_a_fresh_one(queue_kb: float) -> None:
+    # 1,500 bytes take 12 ms at 1 Mbit/s. Lost at 1.012, tried until 5.812: what follows waits until 5.912.
+    old = VirtualLink(LinkProfile(rtt_ms=100, up_mbit=1, queue_kb=queue_kb, outages=(Outage(1, 4),)))
+    assert old.up.deliver(1.0, 1448) == pytest.approx(5.862)
+    assert [old.up.deliver(5.02, 1448) for _ in range(4)] == pytest.approx([5.974, 5.986, 5.998, 6.01])
+    fresh = VirtualLink(old.profile, beside=old)
+    assert fresh.up.deliver(5.1, 1448) == pytest.approx(5.162)
+    assert old.up.deliver(6.2, 1448) == pytest.approx(6.262)
+
+
 def test_a_handshake_in_an_outage_is_tried_again_every_second() -> None:
     link = VirtualLink(LinkProfile(rtt_ms=100, outages=(Outage(0.5, 2),)))
     assert link.connect(0.6) == pytest.approx(2.6 + 0.1)
