@@ -6,8 +6,7 @@ import functools
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-
-import numpy as np
+from operator import mul
 
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 
@@ -16,9 +15,8 @@ ALPHAS = (
     *(0.855, 0.88, 0.905, 0.925, 0.945, 0.96, 0.975, 0.99),
 )
 _LOGS = tuple((math.log(alpha), math.log(1 - alpha)) for alpha in ALPHAS)
-_POWERS = np.power.outer(
-    np.array(ALPHAS), np.arange(MAX_DEPTH + 1)
-)  # [rate, tokens in a row]: P(all accepted)
+# [tokens in a row][rate]: P(all accepted)
+_IN_A_ROW = tuple(tuple(alpha**length for alpha in ALPHAS) for length in range(MAX_DEPTH + 1))
 _BORDERS = (0.0, *((low + high) / 2 for low, high in pairwise(ALPHAS)), 1.0)
 
 
@@ -42,9 +40,8 @@ def by_position(probabilities: Sequence[float]) -> list[float]:
     """Returns [MAX_DEPTH] acceptance rates, each given that all tokens before were accepted, of a draft whose rate is
     another one in each round, with these probabilities of `ALPHAS`: they rise, as a draft that was right so far is
     more likely one of those that are right for long."""
-    reached = np.asarray(probabilities) @ _POWERS
-    rates: list[float] = (reached[1:] / reached[:-1]).tolist()
-    return rates
+    reached = [sum(map(mul, probabilities, each)) for each in _IN_A_ROW]
+    return [longer / shorter for shorter, longer in pairwise(reached)]
 
 
 @functools.cache
