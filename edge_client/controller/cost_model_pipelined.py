@@ -142,14 +142,11 @@ def _rest_s(num_draft_tokens: int, models: ModelCosts, period_s: float) -> float
 
 
 class _Run(NamedTuple):
-    """Holds the expected parts of a run, the last two beyond its first round; both others are infinite where a run
-    never ends."""
+    """Holds the expected parts of a run; `tokens` and `rounds` are infinite where it never ends."""
 
-    tokens: float  # sum over j >= 1 of P(j), those before the rejection
-    rounds: float  # sum over k >= 1 of P(k n), accepted as a whole
-    first_wrong: (
-        float  # sum over k >= 1 of P(k n) (1 - alpha of the next), whether a round's first token ends it
-    )
+    tokens: float  # before its rejection: sum over j >= 1 of P(j)
+    rounds: float  # accepted as a whole: sum over k >= 1 of P(k n)
+    first_wrong: float  # P(the first token of a later round is rejected): sum of P(k n) (1 - the next alpha)
 
 
 def _run_of(acceptance: Acceptance, num_draft_tokens: int) -> _Run:

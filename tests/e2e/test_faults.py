@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def test_under_wait_a_killed_and_restarted_verifier_leaves_no_trace(
 def test_under_first_token_a_killed_verifier_is_bridged_and_aligned_on_return(
     mortal: MortalVerifier, own_draft: DraftModel
 ) -> None:
-    prompt, sampling = make_prompt(3), sampling_of(3)
+    prompt, sampling, has_kept = make_prompt(3), sampling_of(3), threading.Event()
     result = decode(
         mortal.address,
         prompt,
@@ -123,7 +124,8 @@ def test_under_first_token_a_killed_verifier_is_bridged_and_aligned_on_return(
         depth=2,
         on_timeout=OnTimeout.FIRST_TOKEN,
         deadline_s=0.2,
-        on_token=mortal.dies_at(15),
+        on_token=mortal.dies_at(15, after=has_kept),
+        on_kept=has_kept.set,
     )
     assert mortal.num_deaths == 1 and result.stats.num_rebuilds >= 1
     check_bridged(mortal.address, prompt, sampling, result)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from support.calls import PATIENCE_S
 from support.processes.forked import start_verifier
 
 
@@ -27,19 +28,25 @@ class MortalVerifier:
             self._process.stop()
             self._start(self._target)
 
-    def dies_at(self, token: int, comes_back_with: Path | None = None) -> Callable[[int], None]:
-        """To be told each token: kills it (SIGKILL) at this one and starts another in the background."""
+    def dies_at(
+        self, token: int, comes_back_with: Path | None = None, after: threading.Event | None = None
+    ) -> Callable[[int], None]:
+        """To be told each token: kills it (SIGKILL) at this one and starts another in the background, `after` that
+        where given: on a busy machine the edge may notice nothing until the other one serves."""
 
         def on_token(index: int) -> None:
             if index == token:
                 self.num_deaths += 1
                 self._process.kill()
-                self._thread = threading.Thread(target=self._start, args=(comes_back_with or self._target,))
+                target = comes_back_with or self._target
+                self._thread = threading.Thread(target=self._start, args=(target, after))
                 self._thread.start()
 
         return on_token
 
-    def _start(self, target: Path) -> None:
+    def _start(self, target: Path, after: threading.Event | None = None) -> None:
+        if after is not None:
+            after.wait(PATIENCE_S)
         self._process, self._serves = start_verifier(target=target, listen=self.address), target
 
     def _wait(self) -> None:
