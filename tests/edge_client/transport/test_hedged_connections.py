@@ -131,21 +131,34 @@ def test_a_later_attempt_wins_where_the_first_was_lost(link: SlowLink, no_patien
     assert reconnector.take(PATIENCE_S) is link.attempts[1]
 
 
-def test_some_attempts_have_time_for_a_slow_link_and_all_have_what_the_last_connection_took(
-    link: SlowLink,
-) -> None:
-    reconnector = Reconnector(link, make_breaker(is_open=True))  # type: ignore[arg-type]
+class FarLink:
+    """In virtual time: every connection takes `takes_s`, and fails where that is more than it may."""
+
+    def __init__(self, clock: VirtualClock, takes_s: float) -> None:
+        self._clock, self._takes_s = clock, takes_s
+        self.timeouts_s: list[float] = []
+
+    def connect(self, timeout_s: float) -> Attempt:
+        self.timeouts_s.append(timeout_s)
+        self._clock.sleep(min(timeout_s, self._takes_s))
+        if timeout_s < self._takes_s:
+            raise LinkError("no answer")
+        return Attempt(timeout_s)
+
+
+def test_some_attempts_have_time_for_a_slow_link_and_all_have_what_the_last_connection_took() -> None:
+    world = CallersWorld()
+    clock = VirtualClock(world)
+    link, breaker = FarLink(clock, takes_s=3.0), CircuitBreaker(clock, attempt_interval_s=0.2)
+    breaker.record_failure()
+    reconnector = Reconnector(link, breaker, clock=clock, threads=virtual_threads(world))  # type: ignore[arg-type]
     reconnector.start()
-    link.wait_for(7)
-    assert [attempt.timeout_s for attempt in link.attempts[:7]] == [4.0, 1.0, 1.0, 1.0, 1.0, 4.0, 1.0]
-    link.attempts[0].succeed()
+    assert reconnector.take(PATIENCE_S) is not None and reconnector.connect_s == pytest.approx(3.0)
+    assert link.timeouts_s[:7] == [4.0, 1.0, 1.0, 1.0, 1.0, 4.0, 1.0]
+    link.timeouts_s.clear()
+    reconnector.start()
     assert reconnector.take(PATIENCE_S) is not None
-    reconnector.connect_s = 3.0
-    num_before = len(link.attempts)
-    reconnector.start()
-    link.wait_for(num_before + 2)
-    assert [each.timeout_s for each in link.attempts[num_before : num_before + 2]] == [12.0, 6.0]
-    reconnector.stop()
+    assert link.timeouts_s[:2] == pytest.approx([12.0, 6.0])
 
 
 def in_background(function: Callable[[], None]) -> tuple[threading.Thread, list[Exception]]:
