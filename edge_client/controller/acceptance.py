@@ -110,7 +110,7 @@ class AcceptanceEstimator:
     def of_runs(self) -> Acceptance:
         """Returns the acceptance of pipelined rounds, whose tokens count from the last rejection on: one rate, or of a
         draft that copies [MAX_DEPTH] rates by position."""
-        return by_position(self.posterior.probabilities) if self._is_copied else self.overall()
+        return by_position(tuple(self.posterior.probabilities)) if self._is_copied else self.overall()
 
     @property
     def calibration(self) -> Calibration:

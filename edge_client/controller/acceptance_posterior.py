@@ -36,12 +36,13 @@ def posterior_of(
     return [each / total for each in weights]
 
 
-def by_position(probabilities: Sequence[float]) -> list[float]:
+@functools.lru_cache(16)  # a prior's are asked for at every plan
+def by_position(probabilities: tuple[float, ...]) -> tuple[float, ...]:
     """Returns [MAX_DEPTH] acceptance rates, each given that all tokens before were accepted, of a draft whose rate is
     another one in each round, with these probabilities of `ALPHAS`: they rise, as a draft that was right so far is
     more likely one of those that are right for long."""
     reached = [sum(map(mul, probabilities, each)) for each in _IN_A_ROW]
-    return [longer / shorter for shorter, longer in pairwise(reached)]
+    return tuple(longer / shorter for shorter, longer in pairwise(reached))
 
 
 @functools.cache
@@ -74,7 +75,8 @@ class AcceptancePosterior:
         """`is_copied`: the draft has no model, see `usual_prior`."""
         self.usual = usual_prior(is_copied)
         self._prior = self.usual
-        self._start = self.usual  # the prior, with what is known of this sequence before any token was judged
+        # The prior, with what is known of this sequence before any token was judged.
+        self._start: tuple[float, ...] = self.usual
         self._weights: list[float] | None = None  # None: nothing was judged
         self.num_judged = 0  # tokens
 
@@ -89,7 +91,7 @@ class AcceptancePosterior:
         return self._start if self._weights is None else self._weights
 
     @property
-    def start(self) -> Sequence[float]:
+    def start(self) -> tuple[float, ...]:
         """Returns the probability of each of `ALPHAS` before any token of this sequence was judged."""
         return self._start
 
