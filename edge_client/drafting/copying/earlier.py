@@ -19,7 +19,7 @@ from outrider.edge_client.drafting.copying.contexts import SEPARATOR, Contexts, 
 from outrider.edge_client.drafting.copying.sorting import sorted_places
 
 MAX_OWNERS = 32  # whose texts are in memory; the least recently used of the key that has most are dropped
-MAX_FILES = 1000  # in a store, the last written ones; with the default tokens a user some 400 MB
+MAX_FILES = 1000  # in a store, of its key the last written; with the default tokens a user some 400 MB
 _SUFFIX = ".ids"
 _GROWTH = 4  # each part has more than so many times the next one's tokens, so that there are few
 _KEPT_SHARE = 0.75  # of the bound, once it is reached
@@ -94,17 +94,25 @@ class EarlierTexts:
                 file.write(_MAGIC + json.dumps(facts).encode() + b"\n" + payload)
             os.replace(beside, path)
             if is_new:
-                _remove_oldest(path.parent)
+                _remove_surplus(path.parent)
         except OSError as error:
             log.warning("--suffix-store: cannot write %s: %s", path, error.strerror or error)
 
 
-def _remove_oldest(directory: Path) -> None:
-    """Removes what was written longest ago, so that at most `MAX_FILES` users have a file."""
-    every = list(directory.glob(f"*{_SUFFIX}"))
-    if len(every) > MAX_FILES:
-        for path in sorted(every, key=_written_ns)[:-MAX_FILES]:
-            path.unlink(missing_ok=True)
+def _remove_surplus(directory: Path) -> None:
+    """Removes what was written longest ago of the key that has most, so that at most `MAX_FILES` users have a file."""
+    kept = list(directory.glob(f"*{_SUFFIX}"))
+    if len(kept) > MAX_FILES:
+        kept.sort(key=_written_ns)
+        while len(kept) > MAX_FILES:
+            kept.pop(_first_of_most([path.name.partition("-")[0] for path in kept])).unlink(missing_ok=True)
+
+
+def _first_of_most(keys: Sequence[str]) -> int:
+    """Returns where the most frequent key, of equals the first, is first: whose place is taken,
+    so that the many users of one key leave the others theirs."""
+    ((most, _),) = Counter(keys).most_common(1)
+    return keys.index(most)
 
 
 def _written_ns(path: Path) -> int:
@@ -163,22 +171,21 @@ class TextsByOwner:
                 self._owners[owner] = found
             self._owners.move_to_end(owner)
             while len(self._owners) > MAX_OWNERS:
-                del self._owners[self._surplus()]
+                owners = list(self._owners)
+                del self._owners[owners[_first_of_most([*map(_key_of, owners)])]]
         return found
 
-    def _surplus(self) -> str:
-        """Returns who is dropped: the least recently used of the key that has most, so that the many users of one key
-        leave the others in memory."""
-        # Of equals the first is found: the one used longest ago.
-        ((most, _),) = Counter(map(_key_of, self._owners)).most_common(1)
-        return next(owner for owner in self._owners if _key_of(owner) == most)
-
     def _path(self, owner: str) -> Path | None:
-        """Returns the file of a user: its name tells neither the key nor whose it is, and has the tokenizer's."""
+        """Returns the file of a user: its name begins alike for the users of one key, tells neither the key nor whose
+        it is, and has the tokenizer's."""
         if self._directory is None:
             return None
-        name = hashlib.sha256(f"outrider suffixes {owner}".encode()).hexdigest()[:24]
-        return self._directory / f"{name}-{self._fingerprint[:12]}{_SUFFIX}"
+        of_key, of_owner = (_digest(each) for each in (_key_of(owner), owner))
+        return self._directory / f"{of_key}-{of_owner}-{self._fingerprint[:12]}{_SUFFIX}"
+
+
+def _digest(name: str) -> str:
+    return hashlib.sha256(f"outrider suffixes {name}".encode()).hexdigest()[:24]
 
 
 def _key_of(owner: str) -> str:

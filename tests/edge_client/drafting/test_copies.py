@@ -182,6 +182,20 @@ def test_a_store_keeps_a_bounded_number_of_files_the_last_written(
     assert set(tmp_path.iterdir()) == {texts._path(f"key {number}") for number in (0, 3, 4)}
 
 
+def test_the_many_users_of_one_key_leave_another_keys_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.edge_client.drafting.copying.earlier.MAX_FILES", 4)
+    texts = TextsByOwner("fingerprint", 100, tmp_path)
+    for number, owner in enumerate(["quiet a", "quiet b", *(f"busy {number}" for number in range(9))]):
+        texts.of(owner).add([7, 8, 9])
+        path = texts._path(owner)
+        assert path is not None
+        os.utime(path, (number, number))  # clocks of files are coarse
+    kept = {texts._path(owner) for owner in ("quiet a", "quiet b", "busy 7", "busy 8")}
+    assert set(tmp_path.iterdir()) == kept
+
+
 def test_a_store_is_read_again_by_its_user_alone_and_only_he_may_read_the_file(tmp_path: Path) -> None:
     TextsByOwner("fingerprint", 100, tmp_path / "store").of("one").add([7, 8, 9])
     (path,) = (tmp_path / "store").iterdir()
