@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.daemon.openai.parsed import ParsedRequest
+from outrider.edge_client.session.scoring import TextScoring
 from outrider.edge_client.session.session import EdgeSession
 
 
@@ -68,6 +69,7 @@ class Activity:
 
     def __init__(self) -> None:
         self.entries: dict[str, Entry] = {}
+        self.scorings: set[TextScoring] = set()  # of prompts
 
     def add(self, entry: Entry) -> None:
         """Adds a request that has been read."""
@@ -82,8 +84,10 @@ class Activity:
         return [entry.describe() for entry in self.entries.values()]
 
     def cancel_all(self) -> int:
-        """Cancels every running session and returns how many there were."""
+        """Cancels every running session, and the scoring of every prompt; returns how many sessions there were."""
         running = [entry.session for entry in self.entries.values() if entry.session is not None]
         for session in running:
             session.cancel()
+        for scoring in list(self.scorings):  # threads take theirs out
+            scoring.cancel()
         return len(running)

@@ -22,7 +22,7 @@ from outrider.edge_client.daemon.admission import Admission
 from outrider.edge_client.daemon.http.keys import Keys, owner_of
 from outrider.edge_client.daemon.metrics import DaemonMetrics, DaemonState
 from outrider.edge_client.daemon.openai.choices import Choice, Plan, make_choices
-from outrider.edge_client.daemon.openai.errors import ApiError, invalid, unsupported
+from outrider.edge_client.daemon.openai.errors import ApiError, invalid, stopping, unsupported
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
 from outrider.edge_client.daemon.openai.tool_settings import tool_changes
@@ -33,6 +33,7 @@ from outrider.edge_client.session.scoring import TextScoring
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.session.shared_edge import Prepared, create_shared_edge
 from outrider.edge_client.tokenization.chat_template import ChatTemplate, load_chat_template
+from outrider.edge_client.transport.connection import CancelledByUser
 
 log = logging.getLogger(__name__)
 
@@ -126,20 +127,26 @@ class Daemon:
             raise
 
     def scoring(self, plan: Plan) -> TextScoring:
-        """Returns the scoring of one prompt, which `score` runs and any thread may cancel."""
+        """Returns the scoring of one prompt, which `score` has to run and any thread may cancel."""
         config = plan.config
         link = create_link(config, session_id := new_session_id())
-        return TextScoring(link, session_id, config.logprobs, config.outage.recover_timeout_s)
+        scoring = TextScoring(link, session_id, config.logprobs, config.outage.recover_timeout_s)
+        self.activity.scorings.add(scoring)
+        return scoring
 
     def score(self, scoring: TextScoring, ids: TokenIds) -> list[TokenLogprobs | None]:
         """Returns the target's log-probabilities of a prompt's tokens after the first. Raises `OutriderError`, and
-        `ApiError` where this verifier does not tell them."""
+        `ApiError` where this verifier does not tell them or the scoring was cancelled."""
         try:
             return scoring.run(ids[:1], ids[1:])
         except RoundFailedError as error:
             if error.error.field == "method":
                 raise unsupported("logprobs", _NO_SCORES) from error
             raise
+        except CancelledByUser:
+            raise stopping() from None
+        finally:
+            self.activity.scorings.discard(scoring)
 
     def note_slow_draft(self, mode: ExecutionMode, stats: SessionStats) -> None:
         """Logs, once, that drafting makes texts slower than the target alone."""

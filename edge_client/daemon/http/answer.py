@@ -68,7 +68,6 @@ class Answer:
         generation: Generation,
         batch: list[SessionEvent],
     ) -> None:
-        _check_end(batch)
         if not self._is_begun:
             self._is_begun = True
             await self._wire.start_stream(None, ignored_note(self._parsed))
@@ -79,7 +78,7 @@ class Answer:
         session = prepared.session
         live = LiveStats(session.result.stats)  # its own: it tells what is new since its last chunk
         while batch:
-            _check_end(batch)
+            check_end(batch)
             told = live.snapshot() if self._parsed.has_tokens else None
             warning = session.result.unverified_note if isinstance(batch[-1], EndEvent) else ""
             await self._wire.send_chunks(shaper.chunks(batch, told, warning))
@@ -110,11 +109,11 @@ async def _all_events(generation: Generation, first: list[SessionEvent]) -> Sequ
     events = list(first)
     while batch := await generation.next_batch():
         events += batch
-    _check_end(events)
+    check_end(events)
     return events
 
 
-def _check_end(events: Sequence[SessionEvent]) -> None:
+def check_end(events: Sequence[SessionEvent]) -> None:
     """Raises `ApiError` 503 for a session that the daemon cancelled, so that its client does not take the
     text for complete."""
     for event in events:

@@ -21,7 +21,7 @@ from outrider.common.types import TokenLogprobs
 from outrider.edge_client.config.methods import judging_method
 from outrider.edge_client.daemon.activity import Entry
 from outrider.edge_client.daemon.http.access import shown_key
-from outrider.edge_client.daemon.http.answer import Answer, shown
+from outrider.edge_client.daemon.http.answer import Answer, check_end, shown
 from outrider.edge_client.daemon.http.prompt_scores import PromptScores, until_done
 from outrider.edge_client.daemon.http.wire import ClientGone, Wire
 from outrider.edge_client.daemon.openai.choices import Choice, Plan
@@ -125,6 +125,7 @@ class GenerationEndpoint:
             generation = Generation(prepared.session, prepared.config.outage.reverify)
             try:
                 first = await generation.next_batch()  # what fails before it has a status of its own
+                check_end(first)
                 begun[choice.index].set()
                 prompt_logprobs: Sequence[TokenLogprobs | None] = ()
                 if entry.parsed.scores_prompt:

@@ -14,10 +14,12 @@ import pytest
 from support.daemon.daemons import DaemonProcess, running_daemon, wait_until
 
 from outrider.cloud_verifier.server.server import VerifierServer
-from outrider.common.config.loader import with_values
+from outrider.common.config.loader import Loaded, with_values
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.daemon.http.prompt_scores import PromptScores
 from outrider.edge_client.daemon.openai.choices import Plan, choice_seed, make_choices
+from outrider.edge_client.daemon.openai.errors import ApiError
+from outrider.edge_client.daemon.service import Daemon
 from outrider.edge_client.session.factory import create_link
 from outrider.edge_client.session.scoring import TextScoring
 from outrider.edge_client.transport.connection import CancelledByUser
@@ -190,6 +192,19 @@ def test_a_cancelled_scoring_ends_while_no_verifier_answers() -> None:
     threading.Timer(0.2, scoring.cancel).start()
     with pytest.raises(CancelledByUser):
         scoring.run((1,), (2, 3))
+
+
+def test_a_daemon_that_stops_cancels_the_scoring_of_prompts() -> None:
+    config = with_values(RunConfig(), verifier="127.0.0.1:9")
+    daemon = Daemon(lambda: Loaded(config, {}))
+    try:
+        scoring = daemon.scoring(Plan(config, ()))
+        threading.Timer(0.2, daemon.activity.cancel_all).start()
+        with pytest.raises(ApiError, match="stopping"):
+            daemon.score(scoring, (1, 2, 3))
+        assert not daemon.activity.scorings
+    finally:
+        daemon.close()
 
 
 def test_more_texts_than_the_daemon_takes_are_refused_whole(verifier: VerifierServer) -> None:
