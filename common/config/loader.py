@@ -18,6 +18,7 @@ from collections.abc import Container, Hashable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 from outrider.common.config.fields import (
@@ -34,6 +35,7 @@ from outrider.common.config.fields import (
 from outrider.common.config.values import convert, describe, words_of
 from outrider.common.errors import ConfigError
 
+_NO_DEFAULTS: Mapping[str, object] = MappingProxyType({})
 _OFTEN = "used most"  # the title of flags that help lists first
 
 
@@ -44,10 +46,12 @@ def add_flags(
     is_grouped: bool = False,
     only: Container[str] | None = None,
     often: Sequence[str] = (),
+    defaults: Mapping[str, object] = _NO_DEFAULTS,
 ) -> None:
     """Adds a flag for every setting of `cls`, or for those in `only`, but for the sections or settings named
     in `without`. Values stay strings: `load_config` converts them. `is_grouped` lists flags in help under
-    the titles of their sections, those of the keys in `often` before all others."""
+    the titles of their sections, those of the keys in `often` before all others. Help shows the default in `defaults`,
+    by key, where the caller has another than `cls`."""
     groups: dict[str, argparse._ArgumentGroup] = {}
     for leaf in sorted(
         leaves(cls), key=lambda leaf: often.index(leaf.key) if leaf.key in often else len(often)
@@ -55,10 +59,11 @@ def add_flags(
         name = leaf.key.partition(".")[0]
         if not leaf.option.is_flag or name in without or (only is not None and name not in only):
             continue
+        default = shown(defaults.get(leaf.key, leaf.default))
         settings: dict[str, Any] = {
             "dest": leaf.key,
             "default": argparse.SUPPRESS,
-            "help": f"{leaf.option.help} (default: {shown(leaf.default)})".replace("%", "%%"),
+            "help": f"{leaf.option.help} (default: {default})".replace("%", "%%"),
         }
         if leaf.kind is bool:
             settings["action"] = argparse.BooleanOptionalAction

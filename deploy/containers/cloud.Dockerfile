@@ -11,7 +11,7 @@ COPY edge_client edge_client
 COPY kernels kernels
 COPY models/__init__.py models/__init__.py
 COPY models/embedded models/embedded
-RUN python -m venv /opt/outrider && /opt/outrider/bin/pip install --no-cache-dir --constraint constraints.txt '.[cloud,edge]'
+RUN python -m venv /opt/outrider && /opt/outrider/bin/pip install --no-cache-dir --constraint constraints.txt '.[cloud,edge,structured]'
 
 FROM python:3.12.11-slim-bookworm
 # Triton compiles the launchers of its kernels when it first runs them.
@@ -23,6 +23,7 @@ ENV PATH=/opt/outrider/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HOME=/tmp \
     NUMBA_CACHE_DIR=/var/cache/outrider \
+    TRITON_CACHE_DIR=/var/cache/outrider/triton \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN install -d -o 65532 -g 65532 /var/cache/outrider

@@ -10,7 +10,7 @@ COPY edge_client edge_client
 COPY kernels kernels
 COPY models/__init__.py models/__init__.py
 COPY models/embedded/draft models/embedded/draft
-RUN python -m venv /opt/outrider && /opt/outrider/bin/pip install --no-cache-dir --constraint constraints.txt '.[daemon]'
+RUN python -m venv /opt/outrider && /opt/outrider/bin/pip install --no-cache-dir --constraint constraints.txt '.[daemon,structured]'
 
 FROM python:3.12.11-slim-bookworm
 COPY --from=build /opt/outrider /opt/outrider

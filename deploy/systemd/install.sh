@@ -24,7 +24,7 @@ keep() { # a file that the operator may have changed
 case ${1:-} in
 verifier)
     units=$root/etc/systemd/system
-    packages "$root/opt/outrider" cloud,edge
+    packages "$root/opt/outrider" cloud,edge,structured
     install -D -m 644 "$here/outrider-verifier.service" "$units/outrider-verifier.service"
     for name in tls gpu; do
         example=outrider-verifier.service.d/$name.conf.example
@@ -36,7 +36,7 @@ verifier)
     ;;
 edge)
     units=$root${XDG_CONFIG_HOME:-$HOME/.config}/systemd/user
-    packages "$root$HOME/.local/share/outrider" daemon
+    packages "$root$HOME/.local/share/outrider" daemon,structured
     install -D -m 644 "$here/outrider-edge.service" "$units/outrider-edge.service"
     install -D -m 644 "$here/outrider-edge.service.d/sandbox.conf.example" \
         "$units/outrider-edge.service.d/sandbox.conf.example"

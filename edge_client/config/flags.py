@@ -30,6 +30,9 @@ _OFTEN = (
     "on_timeout",
 )
 
+SERVE_LOG_LEVEL = "info"
+_OF_SERVE = {"on_timeout": OnTimeout.WAIT, "log_level": SERVE_LOG_LEVEL}  # its defaults
+
 COLOUR_NOTE = (
     "On a terminal, accepted drafts are green, the target's corrections yellow, unverified tokens red and "
     "underlined; NO_COLOR=1 turns colours off."
@@ -41,7 +44,8 @@ def add_config(parser: argparse.ArgumentParser, words: str = "", has_serve: bool
     """Adds the flags. `words` are the verb's arguments beside options. `has_serve` adds the flags of the
     section `serve`, which every verb takes in its file."""
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file of the settings below")
-    add_flags(parser, RunConfig, without=() if has_serve else (SECTION,), is_grouped=True, often=_OFTEN)
+    without, defaults = ((), _OF_SERVE) if has_serve else ((SECTION,), {})
+    add_flags(parser, RunConfig, without=without, is_grouped=True, often=_OFTEN, defaults=defaults)
     parser.usage = f"%(prog)s [OPTION ...] {words}".rstrip()  # argparse would name every option
 
 

@@ -145,8 +145,8 @@ class RunConfig:
     )
     draft_source: str = option(
         DRAFT_SOURCE,
-        "what drafts in mode co-located: the verifier's draft, or one of the heads that it serves (medusa, hydra, "
-        "eagle, early_exit)",
+        "what drafts in mode co-located: the verifier's draft, or another source that it serves (medusa, hydra, "
+        "eagle, early_exit, lookahead)",
         metavar="NAME",
         title=_WORK,
     )

@@ -11,7 +11,12 @@ from outrider.common.config.loader import Loaded
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.common.process.memory import use_few_heaps
-from outrider.edge_client.config.flags import add_config, load_run_config, waiting_by_default
+from outrider.edge_client.config.flags import (
+    SERVE_LOG_LEVEL,
+    add_config,
+    load_run_config,
+    waiting_by_default,
+)
 from outrider.edge_client.config.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -91,8 +96,8 @@ def _say_ready(daemon: Daemon, listener: socket.socket) -> None:
 
 def _set_up_logs(loaded: Loaded[RunConfig]) -> None:
     config = loaded.value
-    is_default = loaded.origins["log_level"] == "default"
-    setup_logging("info" if is_default else config.logs.level, json=config.serve.log_json, stream=sys.stderr)
+    level = SERVE_LOG_LEVEL if loaded.origins["log_level"] == "default" else config.logs.level
+    setup_logging(level, json=config.serve.log_json, stream=sys.stderr)
 
 
 def _require_packages() -> None:

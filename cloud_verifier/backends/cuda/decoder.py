@@ -81,7 +81,7 @@ class CudaDecoder(Decoder):
         """`kernels` are Triton's on CUDA and torch's on a CPU where they are None; with `capture` steps become graphs.
         Raises `ModelError` for a tensor that `weights` lacks or that has another shape."""
         reader = LayerReader(config, weights, lambda weight, _: weight, is_packed=False)
-        self._kernels = kernels or _kernels_for(weights.device)
+        self._kernels = kernels or kernels_for(weights.device)
         self._config = config
         self._frequencies = inverse_frequencies(config).to(weights.device)
         self._rules = attention_rules(config)
@@ -176,12 +176,18 @@ def _stacked(layer: Layer[torch.Tensor]) -> torch.Tensor | None:
     return torch.stack((layer.query_norm, layer.key_norm))
 
 
-def _kernels_for(device: str) -> LayerKernels:
+def kernels_for(device: str) -> LayerKernels:
+    """Returns Triton's kernels where one of them runs on `device`, else torch's own, with a warning."""
     if device == "cpu":
         return plain_layers
     try:
         from outrider.kernels import layers
-    except ImportError as error:
-        logger.warning("a layer's kernels are torch's own, which takes longer: Triton is missing (%s)", error)
+
+        row = torch.ones((1, 16), device=device)
+        layers.add_norm(row, None, row[0], 1e-5, torch.empty_like(row))
+    except Exception as error:  # no Triton, no compiler for it, a GPU that it does not support
+        logger.warning(
+            "a layer's kernels are torch's own, which takes longer: Triton's do not run here (%s)", error
+        )
         return plain_layers
     return layers

@@ -16,11 +16,12 @@ import torch
 from support.models import edit_config, make_tiny_target
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
+from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder, kernels_for
 from outrider.cloud_verifier.backends.lean import LeanDecoder
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.common.errors import ModelError
+from outrider.kernels import plain_layers
 
 TEXT = [(13 * i * i + 5 * i + 3) % 500 for i in range(24)]
 ROPE = {"rope_theta": 5000.0, "original_max_position_embeddings": 16}
@@ -220,3 +221,9 @@ def test_a_target_loads_where_transformers_cannot_be_imported(llama: Path) -> No
     )
     done = subprocess.run([sys.executable, "-c", loading], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and int(done.stdout) > 256, done.stderr
+
+
+def test_kernels_that_do_not_run_are_torchs_own_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    no_device = "cuda:99"  # as on a machine whose compiler Triton does not find, launching fails
+    assert kernels_for(no_device) is plain_layers
+    assert "do not run here" in caplog.text

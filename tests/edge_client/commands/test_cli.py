@@ -547,6 +547,16 @@ def test_an_edge_runs_without_torch_and_transformers(world: World) -> None:
     assert len(json.loads(process.stdout)["token_ids"]) > 0
 
 
+def test_help_of_serve_has_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb, defaults in {"run": ("first_token", "warning"), "serve": ("wait", "info")}.items():
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        of_flags = [shown.partition(f" {flag} ")[2] for flag in ("--on-timeout", "--log-level")]
+        found = tuple(text.partition("(default: '")[2].partition("'")[0] for text in of_flags)
+        assert found == defaults
+
+
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys\n"
