@@ -97,11 +97,15 @@ class Daemon:
             is_verifier_reachable=verifier.is_reachable if verifier else None,
         )
 
-    def check_model(self, name: str | None) -> None:
-        """Raises `ApiError` 404 for a model that is not served; None asks for the one there is."""
+    async def check_model(self, name: str | None) -> None:
+        """Raises `ApiError` 404 for a model that is not served; None asks for the one there is. Asks the verifier for
+        its target where another name than the daemon's is not that of the last one known."""
+        if name in (None, self.serve.model_name):
+            return
         state = self.watch.state
-        target = state.model.model_id if state and state.model else None
-        if name not in (None, self.serve.model_name, target):
+        if state is None or state.model is None or state.model.model_id != name:
+            state = await self.watch.check(self.config)
+        if state.model is None or state.model.model_id != name:
             message = f"the model {name!r} does not exist; {self.serve.model_name!r} does"
             raise ApiError(404, message, param="model", code="model_not_found")
 

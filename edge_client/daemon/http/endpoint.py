@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from outrider.common.types import TokenLogprobs
 from outrider.edge_client.config.methods import judging_method
 from outrider.edge_client.daemon.activity import Entry
+from outrider.edge_client.daemon.admission import Room
 from outrider.edge_client.daemon.http.access import shown_key
 from outrider.edge_client.daemon.http.answer import Answer, check_end, shown
 from outrider.edge_client.daemon.http.prompt_scores import PromptScores, until_done
@@ -60,7 +61,7 @@ class GenerationEndpoint:
             parsed = parse_request(self._kind, body, self._daemon.edge.tokenizer.num_tokens, is_strict)
             if parsed.ignored:
                 facts["ignored"] = shown(parsed.ignored)
-            self._daemon.check_model(parsed.model)
+            await self._daemon.check_model(parsed.model)
             entries += [Entry(request_id, parsed, wire.client, index) for index in range(parsed.num_texts)]
             await _unless_gone(self._answer(parsed, entries, wire, shown_key(Headers(scope=scope))), wire)
         except ClientGone:
@@ -83,23 +84,24 @@ class GenerationEndpoint:
 
     async def _answer(self, parsed: ParsedRequest, entries: list[Entry], wire: Wire, key: str) -> None:
         daemon = self._daemon
-        daemon.admission.check_room(len(entries))
-        for entry in entries:
-            daemon.activity.add(entry)
-        try:
-            plan = await asyncio.to_thread(daemon.plan, parsed)
-            answer = Answer(daemon, parsed, plan, entries[0].request_id, wire)
-            begun, scores = [asyncio.Event() for _ in entries], PromptScores(daemon, plan)
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for choice, entry in zip(plan.choices, entries, strict=True):
-                        group.create_task(self._generate(plan, choice, entry, answer, begun, scores, key))
-            except BaseExceptionGroup as failed:
-                first = failed.exceptions[0]
-                raise first from first.__cause__
-        finally:
+        with daemon.admission.room(len(entries)) as room:
             for entry in entries:
-                daemon.activity.remove(entry)
+                daemon.activity.add(entry)
+            try:
+                plan = await asyncio.to_thread(daemon.plan, parsed)
+                answer = Answer(daemon, parsed, plan, entries[0].request_id, wire)
+                begun, scores = [asyncio.Event() for _ in entries], PromptScores(daemon, plan)
+                try:
+                    async with asyncio.TaskGroup() as group:
+                        for choice, entry in zip(plan.choices, entries, strict=True):
+                            text = self._generate(plan, choice, entry, answer, begun, scores, room, key)
+                            group.create_task(text)
+                except BaseExceptionGroup as failed:
+                    first = failed.exceptions[0]
+                    raise first from first.__cause__
+            finally:
+                for entry in entries:
+                    daemon.activity.remove(entry)
         await wire.flush()
 
     async def _generate(
@@ -110,13 +112,14 @@ class GenerationEndpoint:
         answer: Answer,
         begun: list[asyncio.Event],
         scores: PromptScores,
+        room: Room,
         key: str,
     ) -> None:
         """Generates one choice in a turn of its own."""
         daemon = self._daemon
         if choice.leader is not None:
             await begun[choice.leader].wait()
-        async with daemon.admission.turn():
+        async with daemon.admission.turn(room):
             prepared = await asyncio.to_thread(daemon.prepare, entry.parsed, plan, choice, key)
             method = judging_method(prepared.config)
             entry.begin(

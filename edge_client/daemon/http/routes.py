@@ -86,7 +86,7 @@ class _Handlers:
         return JSONResponse({"object": "list", "data": [await self._model()]})
 
     async def model(self, request: Request) -> Response:
-        self._daemon.check_model(request.path_params["name"])
+        await self._daemon.check_model(request.path_params["name"])
         return JSONResponse(await self._model())
 
     async def sessions(self, request: Request) -> Response:

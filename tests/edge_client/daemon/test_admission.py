@@ -12,9 +12,10 @@ from outrider.edge_client.daemon.openai.errors import ApiError
 
 
 async def hold(admission: Admission, name: str, order: list[str], until: asyncio.Event) -> None:
-    async with admission.turn():
-        order.append(name)
-        await until.wait()
+    with admission.room(1) as room:
+        async with admission.turn(room):
+            order.append(name)
+            await until.wait()
 
 
 async def settle() -> None:
@@ -76,6 +77,59 @@ def test_more_room_lets_those_who_wait_in_and_a_stop_sends_them_away() -> None:
         assert [getattr(each, "status", None) for each in ended] == [None, None, 503, 503]
         with pytest.raises(ApiError):
             await hold(admission, "e", order, done)
+        admission.check_integrity()
+
+    asyncio.run(run())
+
+
+def test_room_that_was_kept_for_a_requests_texts_is_nobody_elses() -> None:
+    async def run() -> None:
+        admission, order, done = Admission(2, 2), [], asyncio.Event()
+        with admission.room(3) as room:
+            tasks = [asyncio.create_task(hold(admission, "a", order, done))]
+            await settle()
+            assert (admission.num_running, admission.num_waiting) == (1, 3)
+            with pytest.raises(ApiError):
+                await hold(admission, "b", order, done)
+
+            async def one_of_three(name: str) -> None:
+                async with admission.turn(room):
+                    order.append(name)
+                    await done.wait()
+
+            tasks += [asyncio.create_task(one_of_three(name)) for name in "cd"]
+            await settle()
+            assert order == ["a", "c"] and admission.num_waiting == 2
+            done.set()
+            await asyncio.gather(*tasks)
+        assert admission.num_waiting == 0
+        admission.check_integrity()
+
+    asyncio.run(run())
+
+
+def test_a_stop_lets_the_other_texts_of_a_request_run_that_has_begun() -> None:
+    async def run() -> None:
+        admission, order, done = Admission(1, 9), [], asyncio.Event()
+        with admission.room(3) as room:
+
+            async def one_of_three(name: str) -> None:
+                async with admission.turn(room):
+                    order.append(name)
+                    await done.wait()
+
+            tasks = [asyncio.create_task(one_of_three(name)) for name in "ab"]
+            other = asyncio.create_task(hold(admission, "x", order, done))
+            await settle()
+            admission.stop()
+            tasks.append(asyncio.create_task(one_of_three("c")))  # waited for the first until now
+            idle = asyncio.create_task(admission.idle())
+            await settle()
+            assert isinstance(other.exception(), ApiError)
+            done.set()
+            await asyncio.gather(*tasks)
+        await idle
+        assert order == ["a", "b", "c"]
         admission.check_integrity()
 
     asyncio.run(run())

@@ -22,7 +22,7 @@ class MortalVerifier:
 
     def revive(self) -> None:
         """As a test expects to find it."""
-        self._wait()
+        self.wait_until_back()
         self.num_deaths = 0
         if self._serves != self._target:
             self._process.stop()
@@ -49,10 +49,11 @@ class MortalVerifier:
             after.wait(PATIENCE_S)
         self._process, self._serves = start_verifier(target=target, listen=self.address), target
 
-    def _wait(self) -> None:
+    def wait_until_back(self) -> None:
+        """Returns once the process that was last started serves."""
         if self._thread is not None:
             self._thread.join()
 
     def close(self) -> None:
-        self._wait()
+        self.wait_until_back()
         self._process.stop()
