@@ -7,7 +7,7 @@ kept. The verifier has ids alone (`stop_ids`, `first_stop`); the edge has the te
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outrider.common.errors import InvalidFieldError
 from outrider.common.types import FinishReason, StopParams
@@ -40,6 +40,7 @@ class Step:
 
     text: str
     finish: FinishReason | None = None
+    num_chars: int = field(default=0, compare=False)  # that the token decoded to, shown now or later
 
 
 class TextStopper:
@@ -68,15 +69,16 @@ class TextStopper:
         """Takes the next token. Must not be called after a step with a `finish`."""
         assert self.finish is None, "a token after the end of the text"
         self._num_left -= 1
-        is_stopped = token_id in self._stop_ids
+        is_stopped, decoded = token_id in self._stop_ids, ""
         if token_id not in self._silent_ids:
-            self._held += self._decode(token_id)
+            decoded = self._decode(token_id)
+            self._held += decoded
             is_stopped = self._cut_at_stop_string()
         if is_stopped:
             self.finish = FinishReason.STOP
         elif self._num_left <= 0:
             self.finish = FinishReason.LENGTH
-        return Step(self.flush() if self.finish else self._release(), self.finish)
+        return Step(self.flush() if self.finish else self._release(), self.finish, len(decoded))
 
     def flush(self) -> str:
         """Releases the text held back, when generation ends for a reason of the caller's."""

@@ -25,7 +25,7 @@ class IRNode:
     """Describes one operation of a schedule.
 
     Of type "decode_speculative", with {"speculative": {"draft_model": directory or None, "num_tokens": int, "adaptive":
-    bool}}; each of the three may be left out and is then that of `SpeculativeConfig`.
+    bool}}; each of the three may be left out and is then that of `execute`'s configuration.
     """
 
     type: str
@@ -49,10 +49,11 @@ def execute(
     """Returns what `SpeculativeDecoder.decode_step` returns for a node, one node at a time.
 
     Either `verify_model_path` names the target (a decoder is then kept for further nodes with the same target and
-    draft, until `close`), or a `decoder` that is set up is given. `config` has the fields that a node does not say.
+    draft, until `close`), or a `decoder` that is set up is given. `config` has the fields that a node does not say; by
+    default they are those that `decoder` was set up with, else `SpeculativeConfig`'s.
     Raises `UsageError` for a node of another type or with other keys, and what `setup` and `decode_step` raise.
     """
-    wanted = node_config(node, config)
+    wanted = node_config(node, config or (decoder.config if decoder is not None else None))
     if (verify_model_path is None) is (decoder is None):
         raise UsageError("execute wants a target", "give verify_model_path or decoder, one of them")
     with _lock:

@@ -12,7 +12,11 @@ from outrider.common.errors import UsageError
 
 
 class VerbParser(argparse.ArgumentParser):
-    """Parses verbs, each with a parser of the same kind that rejects unknown arguments itself."""
+    """Parses verbs, each with a parser of the same kind that rejects unknown arguments itself, and flags that are
+    shortened: what a flag begins with today may be a flag of its own tomorrow."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, allow_abbrev=False, **settings)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None

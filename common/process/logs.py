@@ -31,13 +31,18 @@ def setup_logging(level: str = "info", json: bool = False, stream: TextIO | None
     Other libraries stay at warning. It may be called again; the last call counts. Raises ValueError for a
     level that is none of these.
     """
-    if level not in _LEVELS:
-        raise ValueError(f"log level {level!r} is none of {', '.join(_LEVELS)}")
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter() if json else _LineFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
+    set_log_level(level)
+
+
+def set_log_level(level: str) -> None:
+    """Sends our package's logs at `level` from now on. Raises ValueError for one that is none of the four."""
+    if level not in _LEVELS:
+        raise ValueError(f"log level {level!r} is none of {', '.join(_LEVELS)}")
     logging.getLogger(_PACKAGE).setLevel(level.upper())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from outrider.common.config.fields import leaves
@@ -30,8 +31,7 @@ _OFTEN = (
     "on_timeout",
 )
 
-SERVE_LOG_LEVEL = "info"
-_OF_SERVE = {"on_timeout": OnTimeout.WAIT, "log_level": SERVE_LOG_LEVEL}  # its defaults
+_OF_SERVE = {"on_timeout": OnTimeout.WAIT, "log_level": "info"}  # its defaults
 
 COLOUR_NOTE = (
     "On a terminal, accepted drafts are green, the target's corrections yellow, unverified tokens red and "
@@ -96,9 +96,17 @@ def load_run_config(namespace: argparse.Namespace) -> Loaded[RunConfig]:
 def waiting_by_default(loaded: Loaded[RunConfig]) -> Loaded[RunConfig]:
     """Returns the configuration with `wait` as default policy: marks of unverified tokens reach few readers of
     what a program generates."""
-    if loaded.origins["on_timeout"] != "default":
-        return loaded
-    return Loaded(with_values(loaded.value, on_timeout=OnTimeout.WAIT), loaded.origins)
+    return _with_defaults(loaded, {"on_timeout": OnTimeout.WAIT})
+
+
+def with_serve_defaults(loaded: Loaded[RunConfig]) -> Loaded[RunConfig]:
+    """Returns the configuration with the defaults of `serve`, where those are others."""
+    return _with_defaults(loaded, _OF_SERVE)
+
+
+def _with_defaults(loaded: Loaded[RunConfig], defaults: Mapping[str, object]) -> Loaded[RunConfig]:
+    ours = {key: value for key, value in defaults.items() if loaded.origins[key] == "default"}
+    return Loaded(with_values(loaded.value, **ours), loaded.origins)
 
 
 def keys_of_flags(message: str) -> list[str]:

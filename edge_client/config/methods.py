@@ -36,6 +36,10 @@ def check_method(config: RunConfig) -> None:
         raise UsageError(
             f"--draft-source {config.draft_source} goes with --mode co-located: in mode {config.mode} it drafts nothing"
         )
+    if config.mode is ExecutionMode.EDGE_ONLY and (strategy := config.draft.strategy) in WITHOUT_MODEL:
+        raise UsageError(
+            f"--mode edge-only needs a model to write with, and --draft-strategy {strategy} has none"
+        )
     if config.draft.learn is not None:
         _check_learning(config)
     if config.logprobs and config.mode is ExecutionMode.EDGE_ONLY:

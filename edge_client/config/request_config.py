@@ -11,7 +11,7 @@ from typing import Any
 
 from outrider.common.config.loader import value_of, with_values
 from outrider.common.errors import UsageError
-from outrider.common.types import Method
+from outrider.common.types import DRAFT_SOURCE, Method
 from outrider.edge_client.config.gate import GATE_KEYS, has_place, without_gate
 from outrider.edge_client.config.grammar import KEYS
 from outrider.edge_client.config.methods import METHODS_OF, judging_method, why_no_reverify
@@ -33,6 +33,7 @@ class NoEffectError(UsageError):
 def request_config(base: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
     """Returns `base` with a request's settings, by key. Raises `NoEffectError`, and `ConfigError` for a value."""
     config = with_values(base, **changes)
+    config = with_values(config, **_pointless_of_mode(config, changes))
     for name in changes:
         if why := _why_without_effect(name, config):
             raise NoEffectError(name, why)
@@ -56,6 +57,27 @@ def _without_pointless_defaults(config: RunConfig, changes: Mapping[str, Any]) -
     elif config.tree.shape is not None and why_no_shape(config):
         pointless["tree_shape"] = None
     return with_values(config, **pointless)
+
+
+def _pointless_of_mode(config: RunConfig, changes: Mapping[str, Any]) -> dict[str, object]:
+    """Returns new values for those of the operator's settings that the request's mode, gate, tree or pipelining leave
+    without effect."""
+    mode, pipelining = config.mode, config.pipelining
+    keeps_chains = changes.get("gate") == GateUse.COMMIT
+    is_alone = pipelining.use is Pipelining.ON and (not mode.has_rounds or keeps_chains)
+    may_send_ahead = mode.has_rounds and (pipelining.use is Pipelining.ON or config.may_adapt)
+    is_sequential = pipelining.use is Pipelining.OFF or is_alone or not may_send_ahead
+    is_tree_asked = changes.get("tree", "off") not in ("auto", "off")
+    rules: dict[str, tuple[bool, object]] = {  # by key: whether it is pointless, and its value then
+        "pipeline": (is_alone, Pipelining.OFF),
+        "num_rounds_in_flight": (is_sequential, None),
+        "draft_source": (mode is not ExecutionMode.CO_LOCATED, DRAFT_SOURCE),
+        "support_size": (mode is ExecutionMode.CO_LOCATED, None),
+        "num_speculative_tokens": (is_tree_asked, None),
+        "learn": (mode is ExecutionMode.EDGE_ONLY, None),
+        "logprobs": (mode is ExecutionMode.EDGE_ONLY, 0),
+    }
+    return {key: value for key, (is_pointless, value) in rules.items() if is_pointless and key not in changes}
 
 
 def _why_without_effect(name: str, config: RunConfig) -> str:

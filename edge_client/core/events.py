@@ -19,6 +19,7 @@ class TokenEvent:
     time_ns: int  # by the session's clock, the one of `time.perf_counter_ns`
     logprobs: TokenLogprobs | None = None  # where asked for, and the target sent them
     approximation: Method | None = None  # the approximate method that accepted it
+    num_chars: int = 0  # that the token decoded to, shown with it or with a later one
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,7 @@ from outrider.common.config.loader import Loaded
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.common.process.memory import use_few_heaps
-from outrider.edge_client.config.flags import (
-    SERVE_LOG_LEVEL,
-    add_config,
-    load_run_config,
-    waiting_by_default,
-)
+from outrider.edge_client.config.flags import add_config, load_run_config, with_serve_defaults
 from outrider.edge_client.config.run_config import RunConfig
 
 if TYPE_CHECKING:
@@ -58,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(namespace: argparse.Namespace) -> int:
     """Returns the exit status. Raises `OutriderError` where it cannot start."""
     loaded = load_daemon_config(namespace)
-    _set_up_logs(loaded)
+    setup_logging(loaded.value.logs.level, json=loaded.value.serve.log_json, stream=sys.stderr)
     _require_packages()
     use_few_heaps()
     from prometheus_client import disable_created_metrics
@@ -81,8 +76,8 @@ def main(namespace: argparse.Namespace) -> int:
 
 
 def load_daemon_config(namespace: argparse.Namespace) -> Loaded[RunConfig]:
-    """Returns the configuration, with `wait` as default policy. Raises `ConfigError`."""
-    return waiting_by_default(load_run_config(namespace))
+    """Returns the configuration, with the defaults of `serve`. Raises `ConfigError`."""
+    return with_serve_defaults(load_run_config(namespace))
 
 
 def _say_ready(daemon: Daemon, listener: socket.socket) -> None:
@@ -92,12 +87,6 @@ def _say_ready(daemon: Daemon, listener: socket.socket) -> None:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     name, verifier = daemon.serve.model_name, daemon.config.verifier
     print(f"serving {name} on {address}, verifier at {verifier}", flush=True)
-
-
-def _set_up_logs(loaded: Loaded[RunConfig]) -> None:
-    config = loaded.value
-    level = SERVE_LOG_LEVEL if loaded.origins["log_level"] == "default" else config.logs.level
-    setup_logging(level, json=config.serve.log_json, stream=sys.stderr)
 
 
 def _require_packages() -> None:

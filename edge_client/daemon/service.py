@@ -10,6 +10,7 @@ from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.config.loader import Loaded, value_of, with_values
 from outrider.common.errors import InvalidFieldError, RoundFailedError, UsageError
 from outrider.common.grammar.vocabulary import FIELD
+from outrider.common.process.logs import set_log_level
 from outrider.common.types import TokenIds, TokenLogprobs
 from outrider.edge_client.config.daemon import DaemonConfig
 from outrider.edge_client.config.request_settings import OF_DRAFT
@@ -198,12 +199,14 @@ class Daemon:
 
     def reload(self) -> list[str]:
         """Reads the configuration again and applies it; returns the keys that need a restart. Raises
-        `OutriderError` and changes nothing where it is invalid."""
+        `OutriderError` and changes nothing where a start would refuse it."""
         config, held_back = _keep(self.config, self._load().value, NEEDS_RESTART)
         keys, template = Keys.read(config.serve), self._load_template(config)
         _check(config, keys)
+        self._shared.check(config)
         self.config, self.keys, self.template = config, keys, template
         self.edge.config = config
+        set_log_level(config.logs.level)
         self.admission.set_bounds(config.serve.max_requests, config.serve.max_queue)
         self.watch.forget()
         return held_back

@@ -152,7 +152,17 @@ class TokenBuffer:
             self.logprobs.append(its_logprobs)
             self.shown += step.text
             self.finish = step.finish
-            events.append(TokenEvent(index, token_id, step.text, origin, is_verified, time_ns, its_logprobs))
+            event = TokenEvent(
+                index,
+                token_id,
+                step.text,
+                origin,
+                is_verified,
+                time_ns,
+                its_logprobs,
+                num_chars=step.num_chars,
+            )
+            events.append(event)
         self.chain.extend(token_ids[: len(events)])
         return events
 

@@ -54,6 +54,9 @@ def check_trial(config: RunConfig, edge: Edge) -> Finding:
         max_new_tokens=_TRIAL_TOKENS,
         ignore_eos=True,
         on_timeout=OnTimeout.FAIL,
+        reverify=False,
+        stop=(),
+        stop_token_id=(),
         logprobs=0,
     )
     session = edge.session(_TRIAL_PROMPT, 0, trial)
@@ -67,7 +70,9 @@ def check_trial(config: RunConfig, edge: Edge) -> Finding:
     stats = session.result.stats.summary(session.result.origins)
     names = ("ttft_ms", "tpot_ms", "rtt_ms", "net_ms", "queue_ms", "forward_ms", "draft_ms_per_token")
     facts = {name: stats.get(name) for name in (*names, "acceptance_rate", "num_refusals")}
-    text = f"first token after {facts['ttft_ms']:.0f} ms, then {facts['tpot_ms']:.1f} ms each"
+    text = f"first token after {facts['ttft_ms']:.0f} ms"
+    if facts["tpot_ms"] is not None:  # a grammar may end the text with it
+        text += f", then {facts['tpot_ms']:.1f} ms each"
     waits_ms = facts["queue_ms"]
     if waits_ms is not None:
         text += f"; a round there waits {waits_ms:.1f} ms for others, computes {facts['forward_ms']:.1f} ms"

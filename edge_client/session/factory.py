@@ -212,10 +212,7 @@ def create_edge(
     """Loads the tokenizer and, where the mode drafts here or `has_draft` is true, the draft: the one that `open_draft`
     opens, else that of the configuration. Raises `ModelError`, `IncompatibleError`, and `UsageError` for flags that do
     not go together."""
-    check_method(config)
-    gate_settings(config)
-    tree_budget(config)
-    make_window(config)  # flags that do not go together are said before anything is loaded
+    check_settings(config)  # before anything is loaded
     directory = draft_dir(config)
     if has_draft is None:
         has_draft = config.mode.has_draft
@@ -248,15 +245,18 @@ def create_edge(
     )
 
 
+def check_settings(config: RunConfig) -> None:
+    """Raises `UsageError` for settings that do not go together, `ConfigError` for a file of theirs."""
+    check_method(config)
+    gate_settings(config)
+    tree_budget(config)
+    make_window(config)
+
+
 def _create_draft(config: RunConfig, directory: Path, tokenizer: EdgeTokenizer) -> DraftModel:
-    strategy = config.draft.strategy
-    if config.mode is ExecutionMode.EDGE_ONLY and strategy in WITHOUT_MODEL:
-        raise UsageError(
-            f"--mode edge-only needs a model to write with, and --draft-strategy {strategy} has none"
-        )
     gating = gate_settings(config)
     draft = create_draft_model(
-        strategy,
+        config.draft.strategy,
         directory,
         threads=config.draft.threads,
         has_variance=gating is not None and gating.thresholds.variance is not None,

@@ -85,7 +85,11 @@ class SharedEdge:
             sequence.commit([0])
             sequence.propose(2)
             sequence.close()
-        self.prepare((0,), self.edge.config)
+        self.check(self.edge.config)
+
+    def check(self, config: RunConfig) -> None:
+        """Raises what `Edge.session` raises for a configuration that no text could be generated with."""
+        self.prepare((0,), config)
 
     def close(self) -> None:
         """Frees the pool and the draft. No session may run."""

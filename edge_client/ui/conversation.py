@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from outrider.common.errors import UsageError
 from outrider.common.types import Method
+from outrider.edge_client.config.request_config import request_config
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
 from outrider.edge_client.drafting.pool import create_pool, with_lease
@@ -67,7 +66,7 @@ class Conversation:
         mode = ExecutionMode(name)
         if mode.has_draft and self._edge.draft is None:
             raise UsageError(f"mode {name} drafts here, and no draft was loaded: start with --mode {name}")
-        self.config = replace(self.config, mode=mode)
+        self.config = request_config(self._edge.config, {"mode": mode})
 
     def begin(self, words: str) -> EdgeSession:
         """Returns a session that answers `words`. Raises `OutriderError`, and leaves the conversation

@@ -116,6 +116,11 @@ class SpeculativeDecoder(SpeculativeDecodingProtocol):
         self._last: _Call | None = None
         self._baseline_token_s = math.nan  # of the target alone
 
+    @property
+    def config(self) -> SpeculativeConfig | None:
+        """Returns a copy of the configuration that `setup` was given; None before it and after `close`."""
+        return None if self._running is None else replace(self._running.config)
+
     def setup(
         self,
         verify_model_path: str | Path,

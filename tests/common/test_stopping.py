@@ -106,7 +106,8 @@ def test_a_stop_string_over_several_tokens_ends_the_text_before_it():
 
 def test_text_held_back_is_shown_when_it_turns_out_harmless_or_generation_ends():
     stopper = TextStopper(StopParams(max_new_tokens=9, stop_strings=("END",)), [EOS], lambda i: "EN!"[i - 1])
-    assert [stopper.push(i).text for i in (1, 2, 3)] == ["", "", "EN!"]
+    steps = [stopper.push(i) for i in (1, 2, 3)]
+    assert [(step.text, step.num_chars) for step in steps] == [("", 1), ("", 1), ("EN!", 1)]
     stopper.push(1)
     assert stopper.push(EOS) == Step("E", FinishReason.STOP)
 

@@ -37,6 +37,14 @@ def test_a_node_runs_and_its_decoder_is_used_again(tiny: Path, tiny_draft: Path)
         decoder.report()
 
 
+def test_what_a_node_leaves_out_is_as_its_decoder_was_set_up(tiny: Path, tiny_draft: Path) -> None:
+    with SpeculativeDecoder() as decoder:
+        config = SpeculativeConfig(draft_model_path=str(tiny_draft), temperature=0.0)
+        decoder.setup(tiny, config)
+        wanted, _ = decoder.decode_step(PROMPT, 12, seed=4)
+        assert outrider.ir.execute(node(num_tokens=3), PROMPT, 12, decoder=decoder, seed=5)[0] == wanted
+
+
 def test_what_a_node_leaves_out_is_the_configurations() -> None:
     found = outrider.ir.node_config(node(num_tokens=12), SpeculativeConfig(temperature=0.5))
     assert (found.num_speculative_tokens, found.max_speculative_tokens, found.temperature) == (12, 12, 0.5)

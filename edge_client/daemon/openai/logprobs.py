@@ -36,10 +36,10 @@ def _entry(tokenizer: EdgeTokenizer, token_id: int, logprob: float | None) -> di
 
 
 class ScoredToken(NamedTuple):
-    """Holds a token, the text that became complete with it, and its log-probabilities, where they are known."""
+    """Holds a token, how many characters became complete with it, and its log-probabilities, where they are known."""
 
     token_id: int
-    text: str
+    num_chars: int
     logprobs: TokenLogprobs | None
 
 
@@ -50,17 +50,17 @@ def scored_prompt(
     echo: str,
     has_special_tokens: bool,
 ) -> list[ScoredToken]:
-    """Returns a prompt's tokens, whose texts make up `echo`; `logprobs` are those of all but the first, which has none.
-    Special tokens have a text where the echo `has_special_tokens`."""
+    """Returns a prompt's tokens, whose characters are those of `echo`; `logprobs` are those of all but the first, which
+    has none. Special tokens have characters where the echo `has_special_tokens`."""
     decode = tokenizer.decoder(has_special_tokens=has_special_tokens)
-    texts = [decode(each) for each in prompt_ids]
-    texts[-1] = echo[sum(map(len, texts[:-1])) :]  # also of a character that the prompt cuts
-    return [ScoredToken(*each) for each in zip(prompt_ids, texts, (None, *logprobs), strict=True)]
+    sizes = [len(decode(each)) for each in prompt_ids]
+    sizes[-1] = len(echo) - sum(sizes[:-1])  # also of a character that the prompt cuts
+    return [ScoredToken(*each) for each in zip(prompt_ids, sizes, (None, *logprobs), strict=True)]
 
 
 def scored(events: Sequence[TokenEvent]) -> list[ScoredToken]:
     """Returns the tokens of some events."""
-    return [ScoredToken(event.token_id, event.text, event.logprobs) for event in events]
+    return [ScoredToken(event.token_id, event.num_chars, event.logprobs) for event in events]
 
 
 def completion_logprobs(
@@ -71,7 +71,7 @@ def completion_logprobs(
     offsets, tops = [], []
     for token in tokens:
         offsets.append(num_chars)
-        num_chars += len(token.text)
+        num_chars += token.num_chars
         top = {tokenizer.token_text(each): logprob for each, logprob in _top(token.logprobs, num_top)}
         tops.append(top if token.logprobs else None)
     return {

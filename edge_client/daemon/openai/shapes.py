@@ -88,7 +88,7 @@ class Shaper:
             self._prompt = scored_prompt(
                 tokenizer, choice.prompt_ids, prompt_logprobs, choice.echo, has_special_tokens=not is_text
             )
-        self._num_chars = len(choice.echo)  # of text so far
+        self._num_chars = len(choice.echo)  # that tokens so far decoded to
         self._calls: CallReader | None = None
         if (use := parsed.tool_use) is not None:
             assert family is not None, "requests with tools are refused without one"
@@ -145,7 +145,7 @@ class Shaper:
         if end is not None:
             last = self._chunk(self._delta(TextDelta("")), None, self._finish(end))
             made.append({**last, "outrider_warning": warning} if warning else last)
-        self._num_chars += len(text)
+        self._num_chars += sum(token.num_chars for token in tokens)
         return made
 
     def _tokens(self, events: Sequence[SessionEvent]) -> list[TokenEvent]:

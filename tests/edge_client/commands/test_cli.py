@@ -547,6 +547,15 @@ def test_an_edge_runs_without_torch_and_transformers(world: World) -> None:
     assert len(json.loads(process.stdout)["token_ids"]) > 0
 
 
+@pytest.mark.parametrize("verb", [["config", "show"], ["chat"], ["serve"]])
+def test_a_flag_that_a_verb_lacks_is_not_taken_for_a_longer_one(
+    verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*verb, "--json"])  # which --json-whitespace begins with
+    assert caught.value.code == 2 and "--json" in capsys.readouterr().err
+
+
 def test_help_of_serve_has_its_own_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     for verb, defaults in {"run": ("first_token", "warning"), "serve": ("wait", "info")}.items():
         with pytest.raises(SystemExit):

@@ -69,6 +69,15 @@ def test_with_everything_in_order_it_measures_and_ends_with_0(verifier: Verifier
     assert " resident" in found["memory"]["found"]
 
 
+def test_a_trial_takes_no_fault_from_settings_that_go_with_others_than_its_own(
+    verifier: VerifierServer,
+) -> None:
+    address, ends_at_once = f"127.0.0.1:{verifier.port}", tuple(map(str, range(10)))
+    for settings in ({"reverify": True}, {"stop": ends_at_once}, {"regex": "a"}):
+        found = examine(run_config(verifier=address, **settings))
+        assert not [each for each in found if each.status is Status.FAULT]
+
+
 def test_memory_is_told_without_peaks_where_batch_sizes_are_hidden() -> None:
     with serving(FakeBackend(), ServeConfig(hide_batch_size=True)) as server:
         found = {each.check: each for each in examine(run_config(verifier=f"127.0.0.1:{server.port}"), False)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
@@ -21,6 +22,15 @@ def write(client: openai.OpenAI, seed: int) -> str:
     return "".join(chunk.choices[0].text for chunk in answer)
 
 
+def fill_pool(daemon: DaemonProcess, client: openai.OpenAI) -> None:
+    """Writes texts at once until the daemon's pool of threads, which never shrinks, has grown enough."""
+    num_threads = 0
+    with ThreadPoolExecutor(8) as crowd:
+        while (now := daemon.num_threads()) > num_threads:
+            num_threads = now
+            list(crowd.map(lambda seed: write(client, seed), [1] * 8))
+
+
 def is_at_rest(daemon: DaemonProcess, verifier: VerifierServer) -> bool:
     is_idle = daemon.num_requests() == 0
     return is_idle and verifier.engine.num_sessions == 0 and verifier.service.num_streams == 0
@@ -30,6 +40,7 @@ def test_ten_clients_one_that_leaves_and_one_that_stops_reading(
     daemon: DaemonProcess, client: openai.OpenAI, verifier: VerifierServer
 ) -> None:
     alone = {seed: write(client, seed) for seed in (1, 2)}
+    fill_pool(daemon, client)
     assert wait_until(lambda: is_at_rest(daemon, verifier))
     num_files, num_threads = daemon.num_files(), daemon.num_threads()
     deaf = post_and_read_nothing(daemon, "/v1/completions", LONG)

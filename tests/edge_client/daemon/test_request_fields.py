@@ -14,12 +14,14 @@ from outrider.common.errors import InvalidFieldError, OutriderError, RoundFailed
 from outrider.common.grammar.state import GrammarLimitError
 from outrider.common.types import RoundError, RoundErrorCode
 from outrider.edge_client.config.daemon import SECTION
+from outrider.edge_client.config.request_config import request_config
 from outrider.edge_client.config.request_settings import OF_OPENAI, OF_OPERATOR, OF_REQUESTS
 from outrider.edge_client.config.run_config import RunConfig, run_config
 from outrider.edge_client.daemon.openai.errors import ApiError, from_failure
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
 from outrider.edge_client.daemon.openai.requests import parse_request
+from outrider.edge_client.session.factory import check_settings
 
 NUM_TOKENS = 1000
 USER = {"role": "user", "content": "hi"}
@@ -460,6 +462,56 @@ def test_a_default_of_the_operators_that_a_request_makes_pointless_is_dropped() 
     assert asked(gated).gate.use == "stop" and asked(gated, mode="auto").gate.use == "stop"
     assert asked(gated, mode="cloud-only").gate.use == "off"
     assert asked(gated, gate="off").gate.entropy is None
+
+
+OPERATORS: tuple[dict[str, object], ...] = (
+    {"pipeline": "on"},
+    {"num_rounds_in_flight": 4},
+    {"pipeline": "on", "num_rounds_in_flight": 4},
+    {"mode": "co-located", "draft_source": "medusa"},
+    {"mode": "co-located", "tree": 8},
+    {"mode": "edge-only"},
+    {"mode": "cloud-only"},
+    {"method": "sparse", "support_size": 8},
+    {"method": "candidates", "num_candidates": 2, "num_speculative_tokens": 3},
+    {"num_speculative_tokens": 4},
+    {"depth_policy": "optimal"},
+    {"tree": 8, "tree_depth": 3},
+    {"tree": "auto"},
+    {"gate": "stop", "gate_nll": 1.0},
+    {"gate": "commit", "gate_nll": 1.0, "reverify": True},
+    {"reverify": True, "on_timeout": "edge_only"},
+    {"learn": "somewhere"},
+    {"logprobs": 2},
+)
+REQUESTS: tuple[dict[str, object], ...] = (
+    {},
+    {"mode": "speculative"},
+    {"mode": "cloud-only"},
+    {"mode": "co-located"},
+    {"mode": "edge-only"},
+    {"mode": "auto"},
+    {"pipeline": "off"},
+    {"gate": "off"},
+    {"gate": "commit", "gate_nll": 2.0},
+    {"gate": "stop", "gate_nll": 2.0},
+    {"tree": 8},
+    {"tree": "off"},
+    {"on_timeout": "wait"},
+)
+
+
+@pytest.mark.parametrize("values", OPERATORS, ids=str)
+def test_no_request_is_refused_for_a_default_of_the_operators(values: dict[str, object]) -> None:
+    operators = run_config(**values)
+    check_settings(operators)  # which a daemon starts with
+    for extras in REQUESTS:
+        try:
+            check_settings(asked(operators, **extras))
+            check_settings(request_config(operators, extras))  # of a call in Python, with log-probabilities
+        except (ApiError, OutriderError) as error:
+            refused = from_failure(error)
+            assert str(refused.param).removeprefix("outrider.") in extras, refused
 
 
 def test_errors_that_speak_of_flags_reach_a_client_as_its_own_fields() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.config.flags import with_keys
 from outrider.edge_client.config.run_config import run_config
+from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.edge_client.library.client import Client
 from outrider.edge_client.session.factory import create_edge
 from outrider.edge_client.ui.conversation import Conversation
@@ -238,6 +240,18 @@ def test_lists_are_given_as_python_has_them(client: Client) -> None:
 def test_a_draft_directory_is_a_path(address: str) -> None:
     with outrider.connect(address, draft=EMBEDDED / "draft") as client:
         assert client.model is not None and client.model.methods
+
+
+def test_a_conversation_changes_its_mode_whatever_it_began_with(address: str) -> None:
+    began = run_config(verifier=address, gate="stop", gate_nll=1.0, reverify=True, pipeline="on", tree=4)
+    edge = create_edge(began)
+    talk = Conversation(edge, None)
+    for mode in REQUESTABLE_MODES:
+        talk.set_mode(mode)
+        talk.begin("def main():")
+    talk.set_mode("speculative")
+    assert replace(talk.config, mode=began.mode) == began
+    edge.close()
 
 
 @pytest.mark.parametrize("strategy", ["suffix", "model+suffix", "staged"])
