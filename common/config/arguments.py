@@ -15,8 +15,8 @@ class VerbParser(argparse.ArgumentParser):
     """Parses verbs, each with a parser of the same kind that rejects unknown arguments itself, and flags that are
     shortened: what a flag begins with today may be a flag of its own tomorrow."""
 
-    def __init__(self, *arguments: Any, **settings: Any) -> None:
-        super().__init__(*arguments, allow_abbrev=False, **settings)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
