@@ -27,12 +27,12 @@ class VerbParser(argparse.ArgumentParser):
             self.exit()
         parsed, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            flag = unknown[0].partition("=")[0]
-            hint = "; text of several words goes in quotes"
-            if flag.startswith("-"):
-                nearest = did_you_mean(flag, self._option_string_actions, likeness=0.75)
+            shown, hint = " ".join(unknown), "; text of several words goes in quotes"
+            if unknown[0].startswith("-"):
+                shown = unknown[0].partition("=")[0]  # what follows may be a secret
+                nearest = did_you_mean(shown, self._option_string_actions, likeness=0.75)
                 hint = nearest or f"; {self.prog} --help has those there are"
-            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+            self.error(f"unrecognized arguments: {shown}{hint}")
         return parsed, unknown
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

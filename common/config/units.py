@@ -59,17 +59,18 @@ def parse_num_params(text: str, flag: str) -> float:
 
 def parse_bandwidth(text: str, flag: str) -> float:
     """Returns the bytes a second of "900GB/s", "3.3TB/s" or "9e11"; raises `UsageError` naming `flag`."""
-    return _parse_scaled(text, flag, ("", "b/s"), "a memory bandwidth", "900GB/s or 3.3TB/s")
+    return _parse_scaled(text, flag, ("", "B/s"), "a memory bandwidth", "900GB/s or 3.3TB/s")
 
 
 def parse_flops(text: str, flag: str) -> float:
     """Returns the operations a second of "300T", "300TFLOPS" or "3e14"; raises `UsageError` naming `flag`."""
-    return _parse_scaled(text, flag, ("", "flops", "flop/s"), "operations a second", "300T or 300TFLOPS")
+    units = ("", "flops", "flop/s", "FLOPS", "FLOP/s")
+    return _parse_scaled(text, flag, units, "operations a second", "300T or 300TFLOPS")
 
 
 def _parse_scaled(text: str, flag: str, units: tuple[str, ...], what: str, examples: str) -> float:
     match = _SCALED.fullmatch(text.strip())
-    if match is None or match[3].lower() not in units or not float(match[1]):
+    if match is None or match[3] not in units or not float(match[1]):
         raise UsageError(f"{flag} {text}: not {what} above 0; write {examples}")
     return float(match[1]) * _PREFIXES[match[2].lower()]
 

@@ -24,6 +24,7 @@ from outrider.common.config.units import (
 )
 from outrider.common.errors import UsageError
 from outrider.common.process.progress import show_progress
+from outrider.common.types import Method
 from outrider.edge_client.config.flags import add_grammar_files
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.settings import SETTINGS
@@ -200,6 +201,11 @@ def main(namespace: argparse.Namespace) -> int:
     """Prints the plan and returns 0, whether speculation pays or not. Raises `OutriderError`."""
     if not namespace.measure:
         _check_unmeasured(namespace)
+    price = namespace.price_per_hour
+    if not 1 <= namespace.max_draft_tokens <= MOST_DRAFT_TOKENS:
+        raise UsageError(f"--max-draft-tokens {namespace.max_draft_tokens}: want 1 to {MOST_DRAFT_TOKENS}")
+    if price is not None and not 0 <= price < math.inf:
+        raise UsageError(f"--price-per-hour {price}: want a price of at least 0")
     memory = _memory(namespace)
     if memory is not None and not _asks_for_times(namespace):
         print(
@@ -209,11 +215,6 @@ def main(namespace: argparse.Namespace) -> int:
         )
         return 0
     given = _given(namespace)
-    price = namespace.price_per_hour
-    if not 1 <= namespace.max_draft_tokens <= MOST_DRAFT_TOKENS:
-        raise UsageError(f"--max-draft-tokens {namespace.max_draft_tokens}: want 1 to {MOST_DRAFT_TOKENS}")
-    if price is not None and not 0 <= price < math.inf:
-        raise UsageError(f"--price-per-hour {price}: want a price of at least 0")
     parts, labels, more = _measure(namespace, given) if namespace.measure else (_complete(given), (), {})
     plan = make_plan(parts, namespace.max_draft_tokens)
     if memory is not None:
@@ -243,6 +244,9 @@ def _memory(namespace: argparse.Namespace) -> MemoryPlan | None:
         return None
     if namespace.target_params is None:
         raise UsageError(f"{asked[0]} needs --target-params too: 7B, for example")
+    if (text := namespace.bytes_per_param) is not None:
+        beside = f"{asked[0]} {getattr(namespace, _dest(asked[0]))}"
+        raise UsageError(f"--bytes-per-param {text} beside {beside}: leave one out; --weights sets both")
     counts = {"--sessions": namespace.sessions, "--context": namespace.context}
     for flag, value in counts.items():
         if value is not None and value < 1:
@@ -268,7 +272,9 @@ def _memory(namespace: argparse.Namespace) -> MemoryPlan | None:
 
 def _asks_for_times(namespace: argparse.Namespace) -> bool:
     """Returns whether any flag but those of memory is of a prediction of times."""
-    flags = {flag for flag, _ in _DURATIONS.values()} | set(_SIZES) | {"--alpha", "--measure"}
+    flags = (
+        {flag for flag, _ in _DURATIONS.values()} | set(_SIZES) | {"--alpha", "--measure", "--price-per-hour"}
+    )
     return any(getattr(namespace, _dest(flag)) is not None for flag in flags - {"--target-params"})
 
 
@@ -293,6 +299,7 @@ class _Given:
     rooflines: Mapping[str, Roofline] = field(default_factory=dict)
     sources: tuple[SourceRounds, ...] = ()
     lacks_draft: bool = False
+    method: Method | None = None  # measured with
 
 
 def _given(namespace: argparse.Namespace) -> _Given:
@@ -368,10 +375,6 @@ def _bytes_per_param(namespace: argparse.Namespace) -> tuple[float, float]:
     if text is None:
         of_draft, of_target = DEFAULT_BYTES_PER_PARAM
         return of_draft, of_target if memory is None else memory.weight_bytes / memory.num_params
-    if namespace.weights is not None:
-        raise UsageError(
-            f"--bytes-per-param {text} beside --weights {namespace.weights}: leave one of them out"
-        )
     try:
         values = [float(part) for part in text.split(",")]
     except ValueError:

@@ -147,7 +147,7 @@ def measure_drafts(
 ) -> dict[str, Samples]:
     """Returns what `seconds` of sessions for each candidate measured, session by session in turn. Raises what a session
     raises."""
-    samples = {name: Samples() for name in edges}
+    samples = {name: Samples(method=edge.config.verification.method) for name, edge in edges.items()}
     todo = {
         name: errands(edge.config, prompts, seconds, samples[name], has_sources=False)
         for name, edge in edges.items()
@@ -201,5 +201,6 @@ def _plan(own: MeasuredParts, common: MeasuredParts, rtt: Known) -> Plan:
         verify_fixed=common.verify_fixed,
         verify_token=common.verify_token,
         rtt=rtt,
+        method=own.method,
     )
     return make_plan(parts, LONGEST)

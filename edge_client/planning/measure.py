@@ -15,7 +15,7 @@ from itertools import count, cycle, pairwise
 from outrider.common.config.loader import with_values
 from outrider.common.errors import UsageError
 from outrider.common.methods import sends_support
-from outrider.common.types import DRAFT_SOURCE, LOOKAHEAD, ModelInfo
+from outrider.common.types import DRAFT_SOURCE, LOOKAHEAD, Method, ModelInfo
 from outrider.edge_client.config.grammar import make_grammar
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.config.tree import why_no_tree
@@ -63,6 +63,7 @@ class Samples:
     token_gaps_s: list[float] = field(default_factory=list)
     source_rounds: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     model: ModelInfo | None = None
+    method: Method = Method.COUPLED  # that the drafts were judged by
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,7 @@ class MeasuredParts:
     tree_node: Known | None
     sources: tuple[SourceRounds, ...]  # those with enough rounds
     lacks_draft: bool  # the verifier has such sources and no draft
+    method: Method
 
 
 def measure(
@@ -92,7 +94,7 @@ def measure(
     clock: Callable[[], float] = time.monotonic,
 ) -> Samples:
     """Returns what sessions of `seconds` measured. Raises `LinkError` and what else a session raises."""
-    samples, end_s = Samples(), clock() + seconds
+    samples, end_s = Samples(method=edge.config.verification.method), clock() + seconds
     begin_s = end_s - seconds
 
     def is_over() -> bool:
@@ -236,6 +238,7 @@ def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
         tree_node=tree_node,
         sources=found_sources,
         lacks_draft=bool(found_sources) and not has_draft,
+        method=samples.method,
     )
 
 

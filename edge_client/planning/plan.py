@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.common.methods import drafts_trees
+from outrider.common.types import Method
 from outrider.edge_client.controller.cost_model import (
     LinkCosts,
     ModelCosts,
@@ -55,7 +57,8 @@ class PlanParts:
     `acceptance[i]` is that of a draft's token i given those before it; the last repeats. Where `sequences`
     are known, each draft length has the acceptance that its rounds would have had in them. `rooflines` are
     those that computed times come from, by "draft" and "target". `sources` are measured draft sources at the
-    verifier; `lacks_draft`: it has them and no draft model, so that co-located drafting by one is no choice.
+    verifier; `lacks_draft`: it has them and no draft model, so that co-located drafting by one is no choice. `method`
+    judges drafts; by some no tree is drafted.
     """
 
     draft_token: Known
@@ -74,6 +77,7 @@ class PlanParts:
     rooflines: Mapping[str, Roofline] = field(default_factory=dict)
     sources: tuple[SourceRounds, ...] = ()
     lacks_draft: bool = False
+    method: Method = Method.COUPLED
 
     @property
     def models(self) -> ModelCosts:
@@ -240,7 +244,8 @@ def make_plan(parts: PlanParts, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Pla
     acceptance."""
     models, link = parts.models, parts.link
     lengths = tuple(_length(n, parts) for n in range(1, max_draft_tokens + 1))
-    trees = tuple(_tree(n, parts, lengths[-1].alphas) for n in TREE_SIZES if n <= max_draft_tokens)
+    sizes = [n for n in TREE_SIZES if n <= max_draft_tokens] if drafts_trees(parts.method) else []
+    trees = tuple(_tree(n, parts, lengths[-1].alphas) for n in sizes)
     modes = (
         _speculative(lengths, models),
         *_best_tree(trees),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from outrider.common.config.units import show_duration, show_rate
+from outrider.common.types import Method
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.planning.plan import (
     ASSUMED,
@@ -132,6 +133,8 @@ def advice(plan: Plan) -> str:
         flags = f"--pipeline on --num-speculative-tokens {plan.best_edge.num_draft_tokens}"
     else:
         flags = f"--num-speculative-tokens {plan.best_edge.num_draft_tokens}"
+    if plan.pays and (method := plan.parts.method) is not Method.COUPLED:
+        flags += f" --method {method}"
     return f"To run so: edge-client run {flags}; --mode auto decides as it goes."
 
 

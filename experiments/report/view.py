@@ -114,7 +114,8 @@ class View:
 
     @cached_property
     def _rounds(self) -> dict[str, list[RoundRow]]:
-        return _by_cell(self.results.rounds)
+        failed = {row.request for row in self.results.requests if row.error}
+        return _by_cell(row for row in self.results.rounds if row.request not in failed)
 
     def requests_of(self, cell: CellRow) -> list[RequestRow]:
         """Returns the cell's requests that ended as they should."""
@@ -135,7 +136,7 @@ class View:
         return 2 * origins.count(Origin.TARGET) <= len(origins)
 
     def rounds_of(self, cell: CellRow) -> list[RoundRow]:
-        """Returns the cell's rounds."""
+        """Returns the rounds of the cell's requests that ended as they should."""
         return self._rounds.get(cell.id, [])
 
 

@@ -26,7 +26,7 @@ def load_prompts(
     """Returns the prompts of `path`, or the embedded held-out set. Raises `UsageError` naming file and
     line; `named` is the flag or key that gave the file."""
     path = path or EMBEDDED_PROMPTS
-    prompts = []
+    prompts: dict[str, Prompt] = {}
     try:
         lines = path.read_text(encoding="utf-8").split("\n")  # within a string JSON may have other line ends
     except OSError as error:
@@ -38,9 +38,12 @@ def load_prompts(
             continue
         try:
             record = json.loads(line)
-            prompts.append(Prompt(str(record["id"]), str(record["prompt"])))
+            prompt = Prompt(str(record["id"]), str(record["prompt"]))
         except (ValueError, KeyError, TypeError) as error:
             raise UsageError(f'{path}:{number}: want {{"id": ..., "prompt": ...}}') from error
+        if prompt.id in prompts:
+            raise UsageError(f"{path}:{number}: a second prompt has the id {prompt.id!r}")
+        prompts[prompt.id] = prompt
     if not prompts:
         raise UsageError(f"{path} holds no prompts")
-    return prompts[:limit]
+    return list(prompts.values())[:limit]

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from outrider.common.config.loader import load_config
+from outrider.common.errors import UsageError
+from outrider.edge_client.drafting.registry import MODEL
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.simulator.config import (
     EdgeGroup,
@@ -47,6 +49,7 @@ def play_sweep(
     config = replace(config, realisation=SIMULATED)
     check_sweep(config)
     plan = make_plan(config, only)
+    _check_recorded(plan)
     content = resolved(config) | {"cells": [cell.id for cell in plan.cells]}
     folder = create_folder(out, make_manifest(config.name, content, config.seed, program))
     if config.calibrate:
@@ -66,6 +69,26 @@ def play_sweep(
             )
             folder.add_visit(visit_of(cell, repeat, logs))
     return finish(folder, config, plan.cells)
+
+
+def _check_recorded(plan: Plan) -> None:
+    """Raises `UsageError` for drafts and prompts whose acceptance was not recorded."""
+    config = plan.config
+    if config.model_dirs:
+        raise UsageError(
+            "models: a sweep in virtual time has recordings of the embedded pair alone, or synthetic ones"
+        )
+    if config.prompts and not config.is_synthetic:
+        raise UsageError(
+            "prompts: a sweep in virtual time plays recordings of the embedded prompts: leave it out"
+        )
+    for cell in plan.cells:
+        strategy = make_edge_config(cell.edge_settings(config.edge_settings)).draft.strategy
+        if strategy != MODEL:
+            raise UsageError(
+                f"draft_strategy: {strategy} in {cell.id}; a sweep in virtual time has recordings of {MODEL} alone, a "
+                "system (`python -m outrider.experiments.simulator`) names those of others under `acceptance`"
+            )
 
 
 def _waves(asks: list[list[Ask]], has_outages: bool) -> Iterator[list[list[Ask]]]:

@@ -52,7 +52,10 @@ EDGE, CLOUD = "outrider.edge_client.commands.cli", "outrider.cloud_verifier.serv
             *(EDGE, "torch", "draft export {tmp} {tmp}/draft --self-check"),
             "draft export --self-check needs torch: pip install 'outrider[edge-torch]'",
         ),
-        (CLOUD, "torch", "serve --listen 127.0.0.1:0 --admin none", "serve needs torch: pip install 'outrider[cloud]'"),
+        (
+            *(CLOUD, "torch", "serve --listen 127.0.0.1:0 --admin-listen none"),
+            "serve needs torch: pip install 'outrider[cloud]'",
+        ),
         (CLOUD, "cryptography", "cert dev", "cert needs cryptography: pip install 'outrider[cloud]'"),
     ],
 )  # fmt: skip

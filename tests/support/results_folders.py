@@ -172,7 +172,7 @@ def _request(
     pace = (
         1 + 0.04 * np.random.default_rng([repeat, prompt]).standard_normal()
     )  # a prompt's own, in all cells
-    link_age_ms = prompt * 2000.0 if plan.link.outages else 0.0
+    link_age_ms = 0.0  # outages begin anew with each request
     clock = times.target_ms + plan.link.rtt_ms * 1.5
     groups: list[tuple[float, list[str]]] = [(clock, ["target"])]
     rows: list[RoundRow] = []

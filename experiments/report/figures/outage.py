@@ -25,22 +25,22 @@ _UNVERIFIED = tuple(str(origin) for origin in Origin if not origin.is_verified)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Holds tokens a second by origin and time since the link opened, mean over runs (repeat × session)."""
+    """Holds tokens a second by origin and time since the link opened, mean over requests: with each of them outages
+    begin anew."""
 
     arm: str
     link: str
     outages: list[tuple[float, float]]  # from, to; seconds
     edges_s: NDArray[np.float64]  # [num_bins + 1]
     rates: dict[str, NDArray[np.float64]]  # by origin: [num_bins]
-    num_runs: int
     num_requests: int
-    written: float  # tokens a run during outages
+    written: float  # tokens of a request during outages
     unverified: float  # of them
     back_after_s: float | None  # from the last outage's end to the first verified token, mean
 
     @property
     def verified(self) -> float:
-        """Returns the verified tokens a run during outages."""
+        """Returns the verified tokens of a request during outages."""
         return self.written - self.unverified
 
 
@@ -66,13 +66,13 @@ def shape(view: View, cell: CellRow) -> Shape | None:
     tokens = [each for each in tokens if each[1] <= last]
     end = min(last, max(time for _, time, _ in tokens))
     edges = np.linspace(0.0, max(end, outages[-1][1]), NUM_BINS + 1)
-    runs = {(row.repeat, row.session) for row in rows}
+    num_requests = len({row.request for row in rows})
     rates = {}
     origins = [str(each) for each in Origin]
     for origin in dict.fromkeys(origins + [mine for *_, mine in tokens]):
         times = [time for _, time, mine in tokens if mine == origin]
         if times:
-            rates[origin] = np.histogram(times, edges)[0] / len(runs) / (edges[1] - edges[0])
+            rates[origin] = np.histogram(times, edges)[0] / num_requests / (edges[1] - edges[0])
     during = [origin for _, time, origin in tokens if any(low <= time < high for low, high in outages)]
     unverified = sum(origin in _UNVERIFIED for origin in during)
     return Shape(
@@ -81,10 +81,9 @@ def shape(view: View, cell: CellRow) -> Shape | None:
         outages=outages,
         edges_s=edges,
         rates=rates,
-        num_runs=len(runs),
-        num_requests=len({row.request for row, *_ in tokens}),
-        written=len(during) / len(runs),
-        unverified=unverified / len(runs),
+        num_requests=num_requests,
+        written=len(during) / num_requests,
+        unverified=unverified / num_requests,
         back_after_s=_back_after_s(tokens, outages[-1][1]),
     )
 
@@ -99,11 +98,10 @@ def _spans(row: RequestRow, at_s: float) -> bool:
 
 
 def _back_after_s(tokens: Sequence[tuple[RequestRow, float, str]], end_s: float) -> float | None:
-    first: dict[tuple[int, int], float] = {}
+    first: dict[str, float] = {}
     for row, time, origin in tokens:
-        run = (row.repeat, row.session)
         if time >= end_s and origin not in _UNVERIFIED:
-            first[run] = min(time, first.get(run, time))
+            first[row.request] = min(time, first.get(row.request, time))
     return float(np.mean(list(first.values()))) - end_s if first else None
 
 
@@ -126,8 +124,7 @@ def finding(shaped: Shape) -> str:
 
 def _chart(setting: str, shaped: Shape) -> Chart:
     caption = (
-        f"Tokens a second by origin, mean over {counted(shaped.num_runs, 'run')} "
-        f"({counted(shaped.num_requests, 'request')}) on {shaped.link}, in bins of "
+        f"Tokens a second by origin, mean over {counted(shaped.num_requests, 'request')} on {shaped.link}, in bins of "
         f"{plain(float(shaped.edges_s[1]))} s since the link opened; the link is gone in the shaded time. "
         "Tokens that arrive just after it began were on their way."
     )
@@ -152,7 +149,7 @@ def _table(shaped: Shape) -> Table:
         counts = [plain(round(float(rates[mask].sum() * width), 2)) for mask in
                   (is_before, is_during, ~is_before & ~is_during)]  # fmt: skip
         rows.append((origin, "no" if origin in _UNVERIFIED else "yes", *counts))
-    columns = ("origin", "verified", "tokens a run before", "during", "after or between")
+    columns = ("origin", "verified", "tokens of a request before", "during", "after or between")
     return Table(columns, tuple(rows))
 
 

@@ -131,7 +131,7 @@ def _edges(name: str, num_edges: int, tally: Tally, end_s: float) -> EdgeFigures
         num_draft_tokens=counts["draft_tokens"],
         num_accepted_tokens=counts["accepted_tokens"],
         num_tree_rounds=counts["tree_rounds"],
-        tokens_per_round=_per_round(tally, counts["accepted_tokens"] + counts["rounds"]),
+        tokens_per_round=_per_round(tally, counts["round_tokens"]),
         draft_tokens_per_round=_per_round(tally, counts["draft_tokens"]),
         num_timeouts=counts["timeouts"],
         num_refusals=counts["refusals"],

@@ -12,6 +12,7 @@ from outrider.common.types import Origin
 from outrider.experiments.simulator.parts.edges import RequestLog
 
 PATIENCE_S = 5.0  # a first token later than this is no service
+_OF_ROUNDS = (Origin.ACCEPTED, Origin.CORRECTION, Origin.BONUS)
 _UNVERIFIED = (Origin.FALLBACK, Origin.EDGE_ONLY)
 
 
@@ -69,6 +70,7 @@ class Tally:
                 counts["tree_rounds"] += each.main_path is not None
         counts["timeouts"] += stats.num_timeouts
         counts["refusals"] += stats.num_refusals
+        counts["round_tokens"] += sum(origin in _OF_ROUNDS for origin in log.result.origins)
         counts["unverified_tokens"] += sum(origin in _UNVERIFIED for origin in log.result.origins)
 
     def merge(self, other: Tally) -> None:

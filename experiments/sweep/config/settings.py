@@ -102,7 +102,7 @@ def is_way(key: str) -> bool:
 
 
 def serve_flags(settings: Mapping[str, Any]) -> list[str]:
-    """Returns the `cloud-verifier serve` flags of `settings`."""
+    """Returns the `cloud-verifier serve` flags of `settings`: one for each item of a list, none for a null."""
     from outrider.cloud_verifier.config import ServeConfig
 
     flags = {leaf.key: (leaf.flag, leaf.kind) for leaf in leaves(ServeConfig)}
@@ -112,7 +112,9 @@ def serve_flags(settings: Mapping[str, Any]) -> list[str]:
         if kind is bool:
             arguments.append(flag if value else flag.replace("--", "--no-", 1))
         else:
-            arguments += [flag, str(value)]
+            values = value if isinstance(value, list | tuple) else [] if value is None else [value]
+            for each in values:
+                arguments += [flag, str(each)]
     return arguments
 
 

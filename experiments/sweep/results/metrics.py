@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -123,7 +124,7 @@ def compute_metrics(seen: Observed, slo: Slo, price_per_hour: float | None) -> d
 def meets(row: RequestRow, slo: Slo) -> bool:
     """Returns whether a request keeps the SLO. One too short to have a time per token cannot miss it."""
     gaps = sorted(_commit_gaps(row))
-    p95 = gaps[int(0.95 * (len(gaps) - 1))] if gaps else None
+    p95 = gaps[math.ceil(0.95 * len(gaps)) - 1] if gaps else None  # as the metric of that name
     limits = ((row.ttft_ms, slo.ttft_ms), (row.tpot_ms, slo.tpot_ms), (p95, slo.commit_gap_p95_ms))
     return all(limit is None or value is None or value <= limit for value, limit in limits)
 

@@ -98,7 +98,7 @@ Losses = dict[str, Metric]  # target_nats_per_token by cell, where texts were sc
 
 @dataclasses.dataclass(slots=True)
 class ByCell:
-    """Holds rows of a folder by cell; `requests` those that ended without an error."""
+    """Holds rows of a folder by cell; `requests` and `rounds` are of those that ended without an error."""
 
     requests: dict[str, list[RequestRow]]
     failed: dict[str, list[RequestRow]]
@@ -111,8 +111,10 @@ def by_cell(requests: Sequence[RequestRow], rounds: Sequence[RoundRow], visits: 
     found = ByCell(defaultdict(list), defaultdict(list), defaultdict(list), defaultdict(list))
     for request in requests:
         (found.failed if request.error else found.requests)[request.cell].append(request)
+    failed = {request.request for request in requests if request.error}
     for round_row in rounds:
-        found.rounds[round_row.cell].append(round_row)
+        if round_row.request not in failed:
+            found.rounds[round_row.cell].append(round_row)
     for visit in visits:
         found.visits[visit.cell].append(visit)
     return found
@@ -139,7 +141,7 @@ def summarise(
         predictions=predict_all(cells, rows.requests, rows.rounds),
         is_complete=is_complete,
         missing_baselines=[kind for kind in BASELINES if kind not in config.baselines],
-        num_different_texts=num_failures([row.texts for row in made], num_tokens),
+        num_different_texts=num_failures([row.texts for row in made], num_tokens, is_complete),
     )
 
 

@@ -77,12 +77,13 @@ def check_texts(cell: Cell, rows: Sequence[RequestRow], references: References, 
     )
 
 
-def num_failures(checks: Iterable[TextCheck], num_tokens: int) -> int:
+def num_failures(checks: Iterable[TextCheck], num_tokens: int, is_complete: bool) -> int:
     """Counts texts that differ without excuse; ties above their share are no excuse either (one is always
-    allowed). A difference that nobody could judge counts: it may be real."""
+    allowed). A difference that nobody could judge counts, as it may be real, once the sweep is complete: before, those
+    are judged later."""
     exact = [check for check in checks if check.is_exact_text]
     ties = sum(check.num_ties for check in exact)
-    failures = sum(check.num_different + check.num_unjudged for check in exact)
+    failures = sum(check.num_different + (check.num_unjudged if is_complete else 0) for check in exact)
     return failures + (ties if ties > max(1.0, num_tokens * MAX_TIE_SHARE) else 0)
 
 

@@ -353,7 +353,11 @@ def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["run", "abc", "--temprature", "1"])
     shown = capsys.readouterr().err
-    assert stop.value.code == 2 and "edge-client run: error: unrecognized arguments: --temprature 1" in shown
+    assert (
+        stop.value.code == 2
+        and "edge-client run: error: unrecognized arguments: --temprature; did you mean --temperature?"
+        in shown
+    )
     assert "did you mean --temperature?" in shown
     with pytest.raises(SystemExit):
         main(["run", "abc", "--bogus"])

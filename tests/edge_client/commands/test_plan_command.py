@@ -27,6 +27,7 @@ from outrider.common.config.units import (
     show_duration,
 )
 from outrider.common.errors import UsageError
+from outrider.common.types import Method
 from outrider.edge_client.commands.cli import main
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, tokens_per_s
@@ -484,6 +485,10 @@ def test_a_verification_costs_more_once_it_is_compute_bound(capsys: pytest.Captu
     [
         (["--target-params", "many"], "--target-params many: not a number of parameters above 0; write 7B"),
         (["--cloud-bandwidth", "900GHz"], "--cloud-bandwidth 900GHz: not a memory bandwidth above 0"),
+        (
+            ["--cloud-bandwidth", "900Gb/s"],
+            "--cloud-bandwidth 900Gb/s: not a memory bandwidth above 0",
+        ),  # bits
         (["--edge-flops", "0T"], "--edge-flops 0T: not operations a second above 0"),
         (["--bytes-per-param", "1,2,3"], "--bytes-per-param 1,2,3: want one number above 0, or two"),
     ],
@@ -559,6 +564,14 @@ def test_beside_times_nf4_is_what_a_forward_reads(capsys: pytest.CaptureFixture[
     assert told["parts"]["target_token"]["value"] == pytest.approx(expected_ms, rel=1e-3)
 
 
+def test_a_method_that_drafts_no_trees_has_none_in_its_plan_and_is_in_its_advice() -> None:
+    tied = replace(parts(0.1, draft_s=0.001), tree_base=Known(0.001, GIVEN))
+    assert "--tree" in advice(make_plan(tied))
+    block = make_plan(replace(tied, method=Method.BLOCK))
+    assert not block.trees and TREE not in block.modes
+    assert advice(block).endswith("--method block; --mode auto decides as it goes.")
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -567,6 +580,13 @@ def test_beside_times_nf4_is_what_a_forward_reads(capsys: pytest.CaptureFixture[
         ([*MEMORY, "--target-kv", "28x4"], "--target-kv 28x4: want layers, KV heads and their size"),
         ([*MEMORY, "--gpu-memory", "lots"], "--gpu-memory lots: not a size"),
         ([*MEMORY, "--bytes-per-param", "1", "--rtt", "3ms"], "--bytes-per-param 1 beside --weights nf4"),
+        ([*MEMORY, "--bytes-per-param", "1"], "--bytes-per-param 1 beside --weights nf4"),
+        (
+            ["plan", "--target-params", "7B", "--sessions", "2", "--bytes-per-param", "1"],
+            "beside --sessions 2",
+        ),
+        ([*MEMORY, "--max-draft-tokens", "-5"], "--max-draft-tokens -5: want 1 to"),
+        ([*MEMORY, "--price-per-hour", "2"], "needs --cloud-bandwidth, --cloud-flops too"),
     ],
 )
 def test_what_memory_cannot_be_planned_by_is_refused_by_its_flag(

@@ -308,6 +308,10 @@ def test_a_token_may_come_from_the_environment_and_has_no_flag(
     assert main(["run", "x", "--max-new-tokens", "1", *flags]) == 5, "another tokenizer: it was let in"
     capsys.readouterr()
     monkeypatch.delenv("OUTRIDER_EDGE_TOKEN")
-    assert main(["run", "x", "--token", token, *flags]) == 2
+    with pytest.raises(SystemExit):
+        main(["run", "x", "--token", token, *flags])
+    said = capsys.readouterr().err
+    assert "--token-file" in said and token not in said
+    assert main(["run", "x", "--token-file", token, *flags]) == 2
     said = capsys.readouterr().err
     assert "wants a file, not the token" in said and token not in said

@@ -231,6 +231,15 @@ def test_an_outage_tells_unverified_tokens_from_silence() -> None:
     assert "every one verified" in outage.finding(silent) or "writes nothing" in outage.finding(silent)
     assert "unverified" in outage.finding(marked)
     assert silent.back_after_s is not None and silent.back_after_s > 0
+    num_requests = len(view.requests_of(view.cells[1]))
+    assert marked.num_requests == num_requests > 1, "outages begin anew with each"
+    during = [
+        origin
+        for row in view.requests_of(view.cells[1])
+        for at_ms, origin in zip(row.token_times_ms, row.token_origins, strict=True)
+        if 1 <= at_ms / 1e3 < 3
+    ]
+    assert marked.written == pytest.approx(len(during) / num_requests)
 
 
 def test_edge_drafting_alone_is_told_apart_by_a_slow_draft() -> None:

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from played_systems import edges, system
+from played_systems import edges, seen, system
 
 from outrider.common.errors import UsageError
+from outrider.common.types import Origin
 from outrider.experiments.report import render
 from outrider.experiments.simulator.command import main
 from outrider.experiments.simulator.sweeps import play_sweep
@@ -89,6 +90,38 @@ def test_a_played_system_is_a_folder_with_a_cell_a_group(tmp_path):
     assert len(results.rounds) == sum(row.num_rounds for row in results.requests)
     assert all("simulated" in cell.realisation for cell in results.sweep.cells)
     render(tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"models": {"target": ".", "draft": "."}}, "models: "),
+        ({"edge": {"draft_strategy": "prompt-lookup"}}, "draft_strategy: prompt-lookup in "),
+        ({"prompts": "prompts.jsonl", "num_prompts": 1}, "prompts: "),
+    ],
+)
+def test_what_was_not_recorded_is_refused_and_not_played_as_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, object], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.jsonl").write_text('{"id": "mine", "prompt": "prose"}')
+    plain = {"links": [{"rtt_ms": 20}], "num_prompts": 2, "max_new_tokens": 8}
+    config = load_sweep(write(tmp_path / "sweep.yaml", plain | change))
+    with pytest.raises(UsageError, match=words):
+        play_sweep(config, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_tokens_a_round_are_those_of_rounds_also_where_they_are_pipelined() -> None:
+    edge = {"pipeline": "on", "num_speculative_tokens": 4}
+    found = seen(system(edges(requests=1, edge=edge, output_tokens=200)))
+    result = found.logs[0].result
+    assert result is not None
+    num_tokens = sum(
+        origin in (Origin.ACCEPTED, Origin.CORRECTION, Origin.BONUS) for origin in result.origins
+    )
+    num_rounds = sum(each.is_answered for each in result.stats.rounds)
+    assert found.outcome.total.tokens_per_round == pytest.approx(num_tokens / num_rounds, abs=1e-3)
 
 
 def test_encryption_is_not_simulated(tmp_path):

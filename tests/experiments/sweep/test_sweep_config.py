@@ -12,6 +12,7 @@ from outrider.edge_client.commands.cli import main
 from outrider.experiments.bench import EXAMPLE
 from outrider.experiments.sweep.config.loading import load_sweep
 from outrider.experiments.sweep.config.schema import SweepConfig, resolved
+from outrider.experiments.sweep.config.settings import serve_flags
 
 
 def load(tmp_path: Path, text: str, **flags: object) -> SweepConfig:
@@ -176,3 +177,9 @@ def test_a_simulated_sweep_refuses_to_go_on(tmp_path: Path, capsys: pytest.Captu
     sweep.write_text("realisation: simulated")
     assert run(str(sweep), "--out", str(tmp_path / "out"), "--resume") == 2
     assert "--resume is for real links" in capsys.readouterr().err
+
+
+def test_settings_of_the_verifier_become_flags_one_for_each_item_of_a_list() -> None:
+    settings = {"heads": ["/a b", "/c"], "tokens": None, "max_sessions": 3, "hide_batch_size": False}
+    expected = ["--heads", "/a b", "--heads", "/c", "--max-sessions", "3", "--no-hide-batch-size"]
+    assert serve_flags(settings) == expected

@@ -69,6 +69,13 @@ def test_goodput_counts_the_tokens_of_requests_that_keep_every_limit() -> None:
     assert not meets(slow, Slo(ttft_ms=None, tpot_ms=None, commit_gap_p95_ms=70))
 
 
+@pytest.mark.parametrize("gaps", [[100.0, 5000.0], [*[100.0] * 9, 5000.0]])
+def test_a_limit_of_the_p95_gap_is_judged_by_the_metric_of_that_name(gaps: list[float]) -> None:
+    row = make_request(token_times_ms=[10.0, *(10.0 + sum(gaps[: i + 1]) for i in range(len(gaps)))])
+    assert metrics_of(row)["commit_gap_p95_ms"] == 5000.0
+    assert not meets(row, Slo(ttft_ms=None, tpot_ms=None, commit_gap_p95_ms=250))
+
+
 def test_goodput_after_a_visit_that_was_interrupted_counts_no_tokens_without_their_time() -> None:
     whole, cut = make_request(prompt="a"), make_request(prompt="b")  # whose visit has no row
     found = metrics_of(whole, cut, visits=[make_visit(wall_s=0.5, num_tokens=2)])

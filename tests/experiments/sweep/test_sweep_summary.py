@@ -71,15 +71,16 @@ def test_equal_texts_are_equal_and_a_difference_without_excuse_fails() -> None:
     found = check(SPECULATIVE, [1, 9, 3], [1, 2, 3])
     assert (found.num_different, found.share_equal) == (1, round(2 / 3, 6))
     assert found.examples == [make_request(SPECULATIVE.id).request]
-    assert num_failures([found], 3) == 1
+    assert num_failures([found], 3, is_complete=True) == 1
 
 
 def test_a_tie_is_an_excuse_and_what_nobody_can_judge_is_none() -> None:
     tie, unknown = check(SPECULATIVE, [1, 9], [1, 2], True), check(SPECULATIVE, [1, 9], [1, 2], None)
-    assert (tie.num_ties, num_failures([tie], 2)) == (1, 0)
-    assert (unknown.num_unjudged, num_failures([unknown], 2)) == (1, 1)
-    assert num_failures([tie, tie], 100) == 2  # one in fifty is no float error
-    assert num_failures([tie, tie], 100_000) == 0
+    assert (tie.num_ties, num_failures([tie], 2, is_complete=True)) == (1, 0)
+    assert (unknown.num_unjudged, num_failures([unknown], 2, is_complete=True)) == (1, 1)
+    assert num_failures([unknown], 2, is_complete=False) == 0, "a sweep that goes on judges it later"
+    assert num_failures([tie, tie], 100, is_complete=True) == 2  # one in fifty is no float error
+    assert num_failures([tie, tie], 100_000, is_complete=True) == 0
 
 
 def test_a_text_that_goes_on_where_the_other_ended_is_different_whatever_a_judge_says() -> None:
@@ -90,7 +91,7 @@ def test_a_text_that_goes_on_where_the_other_ended_is_different_whatever_a_judge
 def test_an_approximate_cell_is_measured_not_judged() -> None:
     found = check(TYPICAL, [1, 9], [1, 2])
     assert not found.is_exact_text and found.share_equal == 0.5
-    assert num_failures([found], 2) == 0
+    assert num_failures([found], 2, is_complete=True) == 0
 
 
 def test_marked_tokens_are_no_failure_and_no_reference() -> None:
@@ -137,6 +138,14 @@ def summarised(cells: list[Cell], rows: dict[str, list[RequestRow]], **changes: 
     visits = [make_visit(cell.id) for cell in cells]
     grouped = by_cell([row for group in rows.values() for row in group], rounds, visits)
     return dataclasses.replace(summarise(config, cells, grouped, never, {}, True), **changes)
+
+
+def test_rounds_of_requests_that_failed_are_in_no_figure() -> None:
+    good, failed = make_request(SPECULATIVE.id), make_request(SPECULATIVE.id, prompt="f", error="gone")
+    slow = make_round(4, 0, cell=SPECULATIVE.id, request=failed.request, forward_ms=3000.0)
+    fast = make_round(4, 4, cell=SPECULATIVE.id, request=good.request, forward_ms=30.0)
+    grouped = by_cell([good, failed], [fast, slow], [])
+    assert grouped.rounds[SPECULATIVE.id] == [fast]
 
 
 def test_the_summary_is_read_back_as_it_was_written_and_csv_has_a_line_a_cell(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The daemon without HTTP: what it knows of its target, what a reload takes up, what a stop cancels."""
+"""The daemon without HTTP: what a reload takes up, what is known of the target, what a stop cancels."""
 
 from __future__ import annotations
 
