@@ -8,9 +8,10 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from outrider.common.errors import InvalidFieldError, ModelError, UnimplementedFieldError
+from outrider.common.grammar.checked import NotCheckedError
 from outrider.common.grammar.state import COMPILING_NICENESS
 from outrider.common.grammar.vocabulary import FIELD
 from outrider.common.process.extras import MissingExtraError
@@ -22,11 +23,15 @@ MAX_KEPT_OF_TENANT, MAX_KEPT = 16, 64  # compiled grammars, of up to 96 MB each,
 MAX_WAITING = 16  # of one tenant
 
 
+Found: TypeAlias = Grammar | InvalidFieldError | NotCheckedError
+"""The compiled grammar, what is wrong with it, or why that is not known. The last is never kept."""
+
+
 class CompilesGrammars(Protocol):
     """Is what compiles (`outrider.common.grammar.checked.CheckedCompiler`)."""
 
     def compile(self, grammar: Grammar) -> Grammar:
-        """Returns the grammar with its compiled form. Raises `InvalidFieldError`."""
+        """Returns the grammar with its compiled form. Raises `InvalidFieldError` and `NotCheckedError`."""
 
     def close(self) -> None:
         """Frees what it holds."""
@@ -47,56 +52,98 @@ class GrammarStore:
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, Grammar], Grammar | InvalidFieldError] = OrderedDict()
         self._waiting: OrderedDict[str, deque[Grammar]] = OrderedDict()  # by tenant, in turn
-        self._told: dict[tuple[str, Grammar], dict[bytes, Callable[[], object]]] = {}  # by who waits
+        self._told: dict[tuple[str, Grammar], dict[bytes, Callable[[Found], object]]] = {}  # by who waits
+        self._is_compiling = False  # a function of the pool is under way, or about to be
 
     def get(
-        self, tenant: str, grammar: Grammar, session_id: bytes, on_ready: Callable[[], object]
+        self, tenant: str, grammar: Grammar, session_id: bytes, on_found: Callable[[Found], object]
     ) -> Grammar | InvalidFieldError | None:
-        """Returns the compiled grammar, or what is wrong with it. None: `on_ready` is called, on another thread, once
-        it is known; the last one of a session replaces those before it, or what they hold would be kept. Raises
-        `TooManyGrammarsError`."""
+        """Returns the compiled grammar, or what is wrong with it. None: `on_found` is called with it, on another
+        thread; the last one of a session replaces those before it. Until then it is kept, with all that it holds: see
+        `forget`. Raises `TooManyGrammarsError`."""
         key = tenant, grammar
         with self._lock:
             if (found := self._kept.get(key)) is not None:
                 self._kept.move_to_end(key)
                 return found
             if (told := self._told.get(key)) is not None:
-                told[session_id] = on_ready
+                told[session_id] = on_found
                 return None
             queue = self._waiting.setdefault(tenant, deque())
             if len(queue) >= MAX_WAITING:
                 raise TooManyGrammarsError(f"{MAX_WAITING} grammars of this tenant wait to be compiled")
             queue.append(grammar)
-            self._told[key] = {session_id: on_ready}
-        self._pool.submit(self._compile_next)
+            self._told[key] = {session_id: on_found}
+            was_compiling, self._is_compiling = self._is_compiling, True
+        if not was_compiling:
+            self._pool.submit(self._compile_waiting)
         return None
+
+    def forget(self, tenant: str, grammar: Grammar, session_id: bytes) -> None:
+        """Drops what a session waits for. A grammar that nobody waits for any more is not compiled, unless it already
+        is being compiled."""
+        key = tenant, grammar
+        with self._lock:
+            told = self._told.get(key, {})
+            told.pop(session_id, None)
+            queue = self._waiting.get(tenant, ())
+            if told or grammar not in queue:
+                return
+            del self._told[key]
+            self._waiting[tenant].remove(grammar)
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
 
     def close(self) -> None:
         """Ends the thread and the compiler."""
+        with self._lock:
+            self._waiting.clear()
+            self._told.clear()
         self._pool.shutdown(wait=True, cancel_futures=True)
         self._compiler.close()
 
-    def _compile_next(self) -> None:
+    def _compile_waiting(self) -> None:
+        """Compiles what waits, tenants in turn, until nothing does."""
+        while (taken := self._take()) is not None:
+            found = self._compile(*taken)
+            with self._lock:
+                told = self._told.pop(taken, {})
+            for on_found in told.values():
+                try:
+                    on_found(found)
+                except Exception:  # the others wait for theirs
+                    log.exception("a session was not told of its grammar")
+
+    def _take(self) -> tuple[str, Grammar] | None:
         with self._lock:
+            if not self._waiting:
+                self._is_compiling = False
+                return None
             tenant, queue = self._waiting.popitem(last=False)
             grammar = queue.popleft()
             if queue:
                 self._waiting[tenant] = queue
+            return tenant, grammar
+
+    def _compile(self, tenant: str, grammar: Grammar) -> Found:
+        """Returns what is found, and keeps what is so of the grammar itself: the next attempt may fare better with the
+        rest."""
         found: Grammar | InvalidFieldError
         try:
             found = self._compiler.compile(grammar)
         except InvalidFieldError as error:
             found = error
+        except NotCheckedError as error:
+            log.warning("a grammar was not compiled: %s", error)
+            return error
         except (ModelError, MissingExtraError) as error:
-            found = UnimplementedFieldError(FIELD, str(error))
+            return UnimplementedFieldError(FIELD, str(error))
         except Exception:
             log.exception("a grammar could not be compiled")
-            found = InvalidFieldError(FIELD, "it could not be compiled; the verifier's log says why")
+            return InvalidFieldError(FIELD, "it could not be compiled; the verifier's log says why")
         with self._lock:
             self._keep(tenant, grammar, found)
-            told = self._told.pop((tenant, grammar))
-        for on_ready in told.values():
-            on_ready()
+        return found
 
     def _keep(self, tenant: str, grammar: Grammar, found: Grammar | InvalidFieldError) -> None:
         self._kept[tenant, grammar] = found

@@ -1,6 +1,7 @@
 """Compiles grammars in a process of its own, and answers whether each can be: see `outrider.common.grammar.checked`.
 
-One line of JSON in, one out. A grammar that needs more memory than allowed ends the process.
+One line of JSON in, one out, with the number of the one it answers. A grammar that needs more memory than allowed ends
+the process.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from outrider.common.grammar.state import COMPILING_NICENESS, state_of
 from outrider.common.grammar.vocabulary import Vocabulary
 from outrider.common.types import Grammar, GrammarKind
 
-MAX_S = 10  # for one grammar, ten times what whoever asks waits for
+MAX_S = 10  # of processor time for one grammar, ten times what whoever asks grants
 MAX_BYTES = 96 << 20  # of memory for all grammars that one process compiles at a time
 
 
@@ -32,17 +33,21 @@ def main(tokenizer: str, num_tokens: str, *eos_token_ids: str) -> None:
         os.nice(COMPILING_NICENESS)  # not before: on a busy machine its start alone would take minutes
     for line in sys.stdin:
         said = json.loads(line)
-        signal.alarm(MAX_S)  # ends this process where nobody is left to do so
-        try:
-            grammar = Grammar(GrammarKind(said["kind"]), said["text"], said["has_whitespace"])
-            state_of(vocabulary.compile(grammar)).allowed()
-            error = ""
-        except InvalidFieldError as failure:
-            error = failure.reason
-        except Exception as failure:
-            error = str(failure)[:500]
-        signal.alarm(0)
-        print(json.dumps(error), flush=True)
+        signal.setitimer(signal.ITIMER_PROF, MAX_S)  # ends this process where nobody is left to do so
+        error = _check(vocabulary, Grammar(GrammarKind(said["kind"]), said["text"], said["has_whitespace"]))
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps({"number": said["number"], "error": error}), flush=True)
+
+
+def _check(vocabulary: Vocabulary, grammar: Grammar) -> str:
+    """Returns what is wrong with a grammar, "" for nothing."""
+    try:
+        state_of(vocabulary.compile(grammar)).allowed()
+    except InvalidFieldError as failure:
+        return failure.reason
+    except Exception as failure:
+        return str(failure)[:500] or type(failure).__name__  # a MemoryError has no text
+    return ""
 
 
 if __name__ == "__main__":
