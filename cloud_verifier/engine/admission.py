@@ -18,6 +18,7 @@ from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.verification.grammars import Found, GrammarStore, TooManyGrammarsError
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
 from outrider.common.grammar.checked import NotCheckedError
+from outrider.common.grammar.memory import NoGrammarRoomError
 from outrider.common.grammar.vocabulary import FIELD
 from outrider.common.sampling.processors import is_plain
 from outrider.common.tree import Tree, has_path, is_chain, nodes_along, supports_by_row
@@ -138,15 +139,22 @@ class Admission:
         except TooManyGrammarsError as error:
             self._observer.on_refused("waiting")
             return _refusal(request.round_id, Refusal("waiting", str(error), FULL_RETRY_MS))
+        except NoGrammarRoomError as error:
+            return self._refuse_grammar(request, error)
         if found is None:
             self._compiling[job.tenant, request.session_id] = job
             return None
-        if isinstance(found, NotCheckedError):
-            self._observer.on_refused("grammars")
-            return _refusal(request.round_id, Refusal("grammars", str(found), FULL_RETRY_MS))
+        if isinstance(found, NotCheckedError | NoGrammarRoomError):
+            return self._refuse_grammar(request, found)
         if isinstance(found, InvalidFieldError):
             return _field_error(request.round_id, found)
         return replace(request, sampling=replace(request.sampling, grammar=found))
+
+    def _refuse_grammar(
+        self, request: OpenRequest, error: NotCheckedError | NoGrammarRoomError
+    ) -> RoundError:
+        self._observer.on_refused("grammars")
+        return _refusal(request.round_id, Refusal("grammars", str(error), FULL_RETRY_MS))
 
     def _cancel_compiling(self, key: tuple[str, bytes], message: str) -> None:
         """Answers an opening that waits for its grammar, if there is one."""

@@ -12,26 +12,30 @@ from typing import Protocol, TypeAlias
 
 from outrider.common.errors import InvalidFieldError, ModelError, UnimplementedFieldError
 from outrider.common.grammar.checked import NotCheckedError
-from outrider.common.grammar.state import COMPILING_NICENESS
+from outrider.common.grammar.memory import GrammarMemory, NoGrammarRoomError
+from outrider.common.grammar.state import COMPILING_NICENESS, CompiledGrammar, GrammarBounds
 from outrider.common.grammar.vocabulary import FIELD
 from outrider.common.process.extras import MissingExtraError
 from outrider.common.types import Grammar
 
 log = logging.getLogger(__name__)
 
-MAX_KEPT_OF_TENANT, MAX_KEPT = 16, 64  # compiled grammars, of up to 96 MB each, most of them of a few kB
+MAX_KEPT_OF_TENANT, MAX_KEPT = 16, 64  # compiled grammars
 MAX_WAITING = 16  # of one tenant
+MASKS_BUDGET_S = 0.05  # for the masks of one round; those of a usual schema take 20 microseconds each
+DEFAULT_MAX_BYTES, DEFAULT_TENANT_MAX_BYTES = 2 << 30, 1 << 30
 
 
-Found: TypeAlias = Grammar | InvalidFieldError | NotCheckedError
-"""The compiled grammar, what is wrong with it, or why that is not known. The last is never kept."""
+Found: TypeAlias = Grammar | InvalidFieldError | NotCheckedError | NoGrammarRoomError
+"""The compiled grammar, what is wrong with it, or why that is not known, or nothing is kept of it."""
 
 
 class CompilesGrammars(Protocol):
     """Is what compiles (`outrider.common.grammar.checked.CheckedCompiler`)."""
 
-    def compile(self, grammar: Grammar) -> Grammar:
-        """Returns the grammar with its compiled form. Raises `InvalidFieldError` and `NotCheckedError`."""
+    def compile(self, grammar: Grammar, bounds: GrammarBounds) -> Grammar:
+        """Returns the grammar with its compiled form, which keeps to its bounds. Raises `InvalidFieldError`,
+        `NotCheckedError` and `NoGrammarRoomError`."""
 
     def close(self) -> None:
         """Frees what it holds."""
@@ -45,9 +49,18 @@ class GrammarStore:
     """Compiles one grammar after another on a thread, tenants in turn. A grammar of one tenant does not exist for
     another: how long an opening takes would tell of it."""
 
-    def __init__(self, compiler: CompilesGrammars, pool: Executor | None = None) -> None:
-        """The store closes both; `pool` is a thread of its own where none is given."""
+    def __init__(
+        self,
+        compiler: CompilesGrammars,
+        pool: Executor | None = None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        tenant_max_bytes: int = DEFAULT_TENANT_MAX_BYTES,
+    ) -> None:
+        """The store closes both; `pool` is a thread of its own where none is given. The grammars of all sessions and
+        those that are kept hold `max_bytes` at most, those of a tenant `tenant_max_bytes`."""
         self._compiler = compiler
+        self.memory = GrammarMemory(max_bytes, tenant_max_bytes)
+        self.memory.drop_kept = self._drop_kept
         self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="grammar", initializer=_be_nice)
         self._lock = threading.Lock()
         self._kept: OrderedDict[tuple[str, Grammar], Grammar | InvalidFieldError] = OrderedDict()
@@ -60,12 +73,14 @@ class GrammarStore:
     ) -> Grammar | InvalidFieldError | None:
         """Returns the compiled grammar, or what is wrong with it. None: `on_found` is called with it, on another
         thread; the last one of a session replaces those before it. Until then it is kept, with all that it holds: see
-        `forget`. Raises `TooManyGrammarsError`."""
+        `forget`. Raises `TooManyGrammarsError`, and `NoGrammarRoomError` where a session of the tenant has no room."""
         key = tenant, grammar
+        self.memory.make_room(tenant)
         with self._lock:
             if (found := self._kept.get(key)) is not None:
-                self._kept.move_to_end(key)
-                return found
+                if not ((compiled := _compiled(found)) and compiled.is_used_up):
+                    self._kept.move_to_end(key)
+                    return found
             if (told := self._told.get(key)) is not None:
                 told[session_id] = on_found
                 return None
@@ -130,12 +145,14 @@ class GrammarStore:
         rest."""
         found: Grammar | InvalidFieldError
         try:
-            found = self._compiler.compile(grammar)
+            found = self._compiler.compile(grammar, GrammarBounds(MASKS_BUDGET_S, self.memory.of(tenant)))
         except InvalidFieldError as error:
-            found = error
+            found = error.with_traceback(None)  # which would keep all that the functions had at hand
+        except NoGrammarRoomError as error:
+            return error.with_traceback(None)
         except NotCheckedError as error:
             log.warning("a grammar was not compiled: %s", error)
-            return error
+            return error.with_traceback(None)
         except (ModelError, MissingExtraError) as error:
             return UnimplementedFieldError(FIELD, str(error))
         except Exception:
@@ -152,6 +169,20 @@ class GrammarStore:
             del self._kept[own[0]]
         if len(self._kept) > MAX_KEPT:
             self._kept.popitem(last=False)
+
+    def _drop_kept(self, tenant: str | None) -> bool:
+        """Drops the oldest grammar that no session follows: the others would free nothing. See
+        `GrammarMemory.drop_kept`."""
+        with self._lock:
+            own = ((key, _compiled(found)) for key, found in self._kept.items() if tenant in (None, key[0]))
+            key = next((key for key, compiled in own if compiled and not compiled.has_states), None)
+            dropped = None if key is None else self._kept.pop(key)
+        return dropped is not None
+
+
+def _compiled(found: Grammar | InvalidFieldError) -> CompiledGrammar | None:
+    compiled = found.compiled if isinstance(found, Grammar) else None
+    return compiled if isinstance(compiled, CompiledGrammar) else None
 
 
 def _be_nice() -> None:

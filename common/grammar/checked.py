@@ -17,8 +17,10 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from outrider.common.errors import InvalidFieldError, OutriderError
+from outrider.common.grammar.state import UNBOUNDED, GrammarBounds, GrammarCost
 from outrider.common.grammar.vocabulary import FIELD, Vocabulary
 from outrider.common.types import Grammar, TokenIds
 
@@ -54,35 +56,34 @@ class CheckedCompiler:
         self._number = 0  # of the last grammar that was asked about
         self._lock = threading.Lock()
 
-    def compile(self, grammar: Grammar) -> Grammar:
-        """Returns the grammar with its compiled form. Raises `InvalidFieldError` naming what is wrong, and where,
-        `NotCheckedError`, and what `Vocabulary.open` does."""
+    def compile(self, grammar: Grammar, bounds: GrammarBounds = UNBOUNDED) -> Grammar:
+        """Returns the grammar with its compiled form. Raises `NotCheckedError`, and as `Vocabulary.compile` and
+        `Vocabulary.open`."""
         with self._lock:
             if self._vocabulary is None:
                 where = self._tokenizer_json, self._num_tokens, self._eos_token_ids
                 self._vocabulary = Vocabulary.open(*where)
-            self._check(grammar)
-            return self._vocabulary.compile(grammar)
+            return self._vocabulary.compile(grammar, bounds, self._check(grammar))
 
     def close(self) -> None:
         """Ends the process."""
         with self._lock:
             self._end()
 
-    def _check(self, grammar: Grammar) -> None:
-        """Raises what is wrong with a grammar, and `NotCheckedError`."""
+    def _check(self, grammar: Grammar) -> GrammarCost:
+        """Returns what a grammar takes. Raises what is wrong with it, and `NotCheckedError`."""
         process = self._running()
         try:
-            error = self._ask(process, grammar)
+            answer = self._ask(process, grammar)
         except BaseException:
             self._end()  # what it would say later is no answer to the next grammar
             raise
-        if error:
-            raise InvalidFieldError(FIELD, error)
+        if answer["error"]:
+            raise InvalidFieldError(FIELD, answer["error"])
+        return GrammarCost(answer["num_bytes"], answer["compile_s"])
 
-    def _ask(self, process: subprocess.Popen[bytes], grammar: Grammar) -> str:
-        """Returns what the process says is wrong with a grammar, "" for nothing. Raises as `_check` where it says
-        nothing."""
+    def _ask(self, process: subprocess.Popen[bytes], grammar: Grammar) -> dict[str, Any]:
+        """Returns what the process says of a grammar. Raises as `_check` where it says nothing."""
         self._number += 1
         said = {"kind": grammar.kind, "text": grammar.text, "has_whitespace": grammar.has_whitespace}
         assert process.stdin is not None, "it was opened with pipes"
@@ -96,12 +97,12 @@ class CheckedCompiler:
             line = b""
         if not line:
             raise self._why_it_ended(process, grammar)
-        answer = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         if answer["number"] != self._number:
             raise NotCheckedError(
                 "the process that compiles grammars answered about another one", "try again"
             )
-        return str(answer["error"])
+        return answer
 
     def _why_it_ended(self, process: subprocess.Popen[bytes], grammar: Grammar) -> OutriderError:
         process.kill()  # one that has ended keeps its own code

@@ -20,8 +20,8 @@ from support.grammars import EOS, NUM_TOKENS, TOKENIZER, vocabulary
 from support.tiny_grammars import AtOnce, Later, tiny, tiny_store, tiny_vocabulary
 from test_engine import GREEDY, SAMPLED, Harness, round_of
 
-from outrider.cloud_verifier.engine import session as session_module
 from outrider.cloud_verifier.engine.job import Disconnect, Job
+from outrider.cloud_verifier.verification import grammars as grammars_module
 from outrider.cloud_verifier.verification.grammars import (
     MAX_KEPT_OF_TENANT,
     MAX_WAITING,
@@ -33,6 +33,7 @@ from outrider.common.alignment import TokenChain
 from outrider.common.errors import InvalidFieldError
 from outrider.common.grammar import checked, worker
 from outrider.common.grammar.checked import CheckedCompiler, NotCheckedError
+from outrider.common.grammar.state import UNBOUNDED, CompiledGrammar, GrammarBounds
 from outrider.common.types import (
     Closed,
     CloseRequest,
@@ -45,6 +46,7 @@ from outrider.common.types import (
     RoundError,
     RoundErrorCode,
     SamplingParams,
+    SessionResponse,
     Verdict,
 )
 
@@ -186,7 +188,7 @@ def test_an_opening_whose_session_is_busy_when_its_grammar_is_ready_is_answered_
 def test_masks_that_take_too_long_end_their_own_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness(grammars=tiny_store())
     other, opened = harness.open(2)
-    monkeypatch.setattr(session_module, "MASKS_BUDGET_S", 0.0)
+    monkeypatch.setattr(grammars_module, "MASKS_BUDGET_S", 0.0)
     request = opening(LIST)
     slow = harness.submit(request.session_id, request)
     chain = TokenChain([5, 6, 7, opened.first_token])
@@ -243,7 +245,7 @@ def test_forgetting_one_that_waits_leaves_the_others_and_what_is_being_compiled(
     told, order = list[str](), list[str]()
 
     class Forgetful:
-        def compile(self, grammar: Grammar) -> Grammar:
+        def compile(self, grammar: Grammar, bounds: GrammarBounds = UNBOUNDED) -> Grammar:
             store.forget("t", raw("a"), b"1")  # one of two that wait for it, as it is compiled
             order.append(grammar.text)
             return grammar
@@ -278,7 +280,7 @@ def test_a_tenant_has_only_so_many_waiting_and_kept() -> None:
 
 def test_compiling_is_on_a_thread_of_its_own_and_a_failure_is_an_answer() -> None:
     class Broken:
-        def compile(self, grammar: Grammar) -> Grammar:
+        def compile(self, grammar: Grammar, bounds: GrammarBounds = UNBOUNDED) -> Grammar:
             assert threading.current_thread().name.startswith("grammar")
             raise RuntimeError("a bug")
 
@@ -316,7 +318,7 @@ done
 """
 ANSWER = (
     'case "$line" in *\'"text": "("\'*) e="bad $n" ;; *) e="" ;; esac; '
-    'echo "{\\"number\\": $n, \\"error\\": \\"$e\\"}"'
+    'echo "{\\"number\\": $n, \\"error\\": \\"$e\\", \\"num_bytes\\": 4096, \\"compile_s\\": 0.001}"'
 )
 
 
@@ -406,11 +408,11 @@ def test_a_grammar_that_could_not_be_looked_at_is_refused_and_served_the_next_ti
     class Busy:
         num_asked = 0
 
-        def compile(self, grammar: Grammar) -> Grammar:
+        def compile(self, grammar: Grammar, bounds: GrammarBounds = UNBOUNDED) -> Grammar:
             self.num_asked += 1
             if self.num_asked == 1:
                 raise NotCheckedError("the machine is too busy", "try again")
-            return tiny_vocabulary().compile(grammar)
+            return tiny_vocabulary().compile(grammar, bounds)
 
         def close(self) -> None: ...
 
@@ -421,12 +423,57 @@ def test_a_grammar_that_could_not_be_looked_at_is_refused_and_served_the_next_ti
     assert isinstance(harness.ask(opening(LIST).session_id, opening(LIST)), Opened)
 
 
+def test_a_tenant_whose_grammars_hold_what_they_may_is_refused_another_and_no_other_tenant_is() -> None:
+    # A lexer of the smallest size counts 650 kB, a sequence 256 KiB; a quarter of the bound is for growth.
+    store = GrammarStore(tiny_vocabulary(), AtOnce(), max_bytes=10_000_000, tenant_max_bytes=2_000_000)
+    harness = Harness(grammars=store)
+
+    def ask(name: int, pattern: str, tenant: str = "one") -> SessionResponse:
+        return harness.ask(bytes([name]) * 16, opening(pattern, name=name), tenant)
+
+    assert isinstance(ask(1, "a[b-d]*"), Opened)
+    refused = ask(2, "c[b-d]*")
+    assert (
+        isinstance(refused, RoundError) and refused.code is RoundErrorCode.REFUSED and refused.retry_after_ms
+    )
+    assert "of this tenant" in refused.message and harness.engine.observer.refusals["grammars"] == 1
+    assert isinstance(ask(2, "c[b-d]*", "two"), Opened)
+    assert isinstance(ask(3, "a[b-d]*"), Opened), "another session of the first grammar has room"
+    for name in (1, 3):
+        harness.ask(bytes([name]) * 16, CloseRequest(), "one")
+    for name, pattern in enumerate(("d[b-d]*", "e[b-d]*", "f[b-d]*"), 4):  # what is kept makes room
+        harness.open(name, tenant="three")  # the engine knows its last batch until the next one
+        assert isinstance(ask(name, pattern), Opened)
+        harness.ask(bytes([name]) * 16, CloseRequest(), "one")
+    assert [key[1].text for key in store._kept if key[0] == "one"] == ["e[b-d]*", "f[b-d]*"]
+
+
+def test_a_grammar_whose_lexer_cannot_be_replaced_in_a_round_is_compiled_anew_for_the_next_session() -> None:
+    store, told = tiny_store(), list[Found]()
+    assert store.get("t", raw("ab"), b"s", told.append) is None
+    first = store.get("t", raw("ab"), b"s", told.append)
+    assert isinstance(first, Grammar) and isinstance(first.compiled, CompiledGrammar)
+    first.compiled.is_used_up = True
+    assert store.get("t", raw("ab"), b"s", told.append) is None
+    newest = store.get("t", raw("ab"), b"s", told.append)
+    assert newest is told[1] and newest.compiled is not first.compiled  # type: ignore[union-attr]
+
+
+def test_what_a_grammar_takes_is_measured_where_it_is_checked() -> None:
+    # Two of the same are compiled after one another in the same process.
+    large = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "integer", "multipleOf": 9999}))
+    with contextlib.closing(CheckedCompiler(TOKENIZER, NUM_TOKENS, (EOS,))) as compiler:
+        costs = [compiler.compile(each).compiled._cost for each in (raw("ab"), large, large, raw("ab"))]  # type: ignore[attr-defined]
+    assert all(each.num_bytes < 1 << 20 for each in (costs[0], costs[3]))
+    assert all(1 << 20 < each.num_bytes < 16 << 20 and each.compile_s > 0 for each in costs[1:3])
+
+
 def test_an_exception_without_a_text_is_an_error() -> None:
     class OutOfMemory:
-        def compile(self, grammar: Grammar) -> Grammar:
+        def compile(self, grammar: Grammar, bounds: GrammarBounds = UNBOUNDED) -> Grammar:
             raise MemoryError
 
-    assert worker._check(OutOfMemory(), raw("ab")) == "MemoryError"  # type: ignore[arg-type]
+    assert worker._check(OutOfMemory(), raw("ab"))["error"] == "MemoryError"  # type: ignore[arg-type]
 
 
 def test_a_backend_that_computes_elsewhere_masks_the_same_rows() -> None:
