@@ -285,9 +285,14 @@ class GrammarState:
             except _LexerUsedUpError:
                 if is_new and lexer.num_states == _LEXER_STATES[-1]:
                     raise
+                renew_s = time.thread_time()
                 self._grammar.renew(lexer)
                 self._restart()
                 is_new = True
+                if (
+                    lexer.num_states < _LEXER_STATES[-1]
+                ):  # a grammar's lexer grows but twice: no round pays for that
+                    self._spent_s -= time.thread_time() - renew_s
                 self._check_budget(self._spent_s + time.thread_time() - start_s)
 
     def _count_memory(self) -> None:

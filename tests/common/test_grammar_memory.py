@@ -163,29 +163,34 @@ def test_a_grammar_that_takes_long_to_compile_is_not_compiled_within_a_round() -
     assert num_made == 3 and slow.is_used_up
 
 
-def test_the_time_that_a_new_lexer_takes_is_a_rounds_own(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("sizes", [(50,), (50, 20_000)], ids=["as-large", "larger"])
+def test_a_new_lexer_takes_a_rounds_own_time_unless_it_is_larger(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     now_s = 0.0
     monkeypatch.setattr(state_module.time, "thread_time", lambda: now_s)
-    monkeypatch.setattr(state_module, "_LEXER_STATES", (50, 20_000))
-    memory, num_made = GrammarMemory(512 * MIB, 256 * MIB), 0
-    compiled_grammar = vocabulary().compile(schema(WORDS), GrammarBounds(0.05, memory.of("t"))).compiled
-    assert isinstance(compiled_grammar, CompiledGrammar)
-    make = compiled_grammar._make_matcher
+    monkeypatch.setattr(state_module, "_LEXER_STATES", sizes)
+    memory = GrammarMemory(512 * MIB, 256 * MIB)
+    grammar = vocabulary().compile(schema(WORDS), GrammarBounds(0.05, memory.of("t"))).compiled
+    assert isinstance(grammar, CompiledGrammar)
+    make = grammar._make_matcher
 
     def slow(num_states: int) -> object:
-        nonlocal now_s, num_made
-        num_made, now_s = num_made + 1, now_s + 0.04
+        nonlocal now_s
+        now_s += 0.04
         return make(num_states)
 
-    compiled_grammar._make_matcher = slow
-    state = state_of(Grammar(GrammarKind.JSON_SCHEMA, "", compiled=compiled_grammar))
+    grammar._make_matcher = slow
+    state = state_of(Grammar(GrammarKind.JSON_SCHEMA, "", compiled=grammar))
     state._spent_s = 0.03
     state.extend(encode('"error fatal warning error'))
-    with pytest.raises(GrammarLimitError, match="70 ms in one round"):
+    if len(sizes) == 1:
+        with pytest.raises(GrammarLimitError, match="70 ms in one round"):
+            state.allowed()
+    else:
         state.allowed()
-    state.begin_round()
-    state.allowed()
-    assert num_made == 1, "what it took serves the next round"
+        assert state._spent_s == pytest.approx(0.03)
+    assert now_s == 0.04 and grammar.lexer().num_states == sizes[-1]
 
 
 def test_a_grammar_too_large_for_its_tenant_is_not_compiled() -> None:

@@ -20,7 +20,9 @@ from support.grammars import EOS, NUM_TOKENS, TOKENIZER, vocabulary
 from support.tiny_grammars import AtOnce, Later, tiny, tiny_store, tiny_vocabulary
 from test_engine import GREEDY, SAMPLED, Harness, round_of
 
+from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.job import Disconnect, Job
+from outrider.cloud_verifier.server.loading import create_grammars
 from outrider.cloud_verifier.verification import grammars as grammars_module
 from outrider.cloud_verifier.verification.grammars import (
     MAX_KEPT_OF_TENANT,
@@ -33,6 +35,7 @@ from outrider.common.alignment import TokenChain
 from outrider.common.errors import InvalidFieldError
 from outrider.common.grammar import checked, worker
 from outrider.common.grammar.checked import CheckedCompiler, NotCheckedError
+from outrider.common.grammar.memory import NoGrammarRoomError
 from outrider.common.grammar.state import UNBOUNDED, CompiledGrammar, GrammarBounds
 from outrider.common.types import (
     Closed,
@@ -49,6 +52,7 @@ from outrider.common.types import (
     SessionResponse,
     Verdict,
 )
+from outrider.models import EMBEDDED
 
 LIST = r"([a-f]{2}[0-9],)+"
 
@@ -446,6 +450,21 @@ def test_a_tenant_whose_grammars_hold_what_they_may_is_refused_another_and_no_ot
         assert isinstance(ask(name, pattern), Opened)
         harness.ask(bytes([name]) * 16, CloseRequest(), "one")
     assert [key[1].text for key in store._kept if key[0] == "one"] == ["e[b-d]*", "f[b-d]*"]
+
+
+def test_an_operator_sets_the_memory_of_grammars() -> None:
+    config = ServeConfig(
+        target=Path(EMBEDDED) / "target", max_grammar_memory="3MiB", tenant_max_grammar_memory="2MiB"
+    )
+    store = create_grammars(config, FakeBackend())
+    assert store is not None
+    store.memory.add("one", 3 << 19)  # three quarters of it, the rest is for growth
+    with pytest.raises(NoGrammarRoomError, match="of this tenant"):
+        store.memory.make_room("one", 1)
+    with pytest.raises(NoGrammarRoomError, match="of all tenants"):
+        store.memory.make_room("two", (3 << 18) + 1)
+    store.memory.make_room("two", 3 << 18)
+    store.close()
 
 
 def test_a_grammar_whose_lexer_cannot_be_replaced_in_a_round_is_compiled_anew_for_the_next_session() -> None:
