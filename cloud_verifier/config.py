@@ -215,6 +215,12 @@ class ServeConfig:
         minimum=0,
         maximum=MAX_COUNT,
     )
+    max_grammar_memory: str = option(
+        "2GiB",
+        "memory for the grammars of all sessions; beyond it openings with one are refused",
+        metavar="SIZE",
+    )
+    tenant_max_grammar_memory: str = option("1GiB", "--max-grammar-memory for each tenant", metavar="SIZE")
     max_sampling_ids: int = option(
         32_768,
         "most ids in stop ids, logit biases and bad words of one session together, of which bad words may be a "

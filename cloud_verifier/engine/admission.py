@@ -15,8 +15,10 @@ from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
-from outrider.cloud_verifier.verification.grammars import GrammarStore, TooManyGrammarsError
+from outrider.cloud_verifier.verification.grammars import Found, GrammarStore, TooManyGrammarsError
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
+from outrider.common.grammar.checked import NotCheckedError
+from outrider.common.grammar.memory import NoGrammarRoomError
 from outrider.common.grammar.vocabulary import FIELD
 from outrider.common.sampling.processors import is_plain
 from outrider.common.tree import Tree, has_path, is_chain, nodes_along, supports_by_row
@@ -84,11 +86,11 @@ class Admission:
 
     def _admit_open(self, job: Job, request: OpenRequest) -> Work | SessionResponse | None:
         key = job.tenant, request.session_id
-        if job.is_compiled:
+        found, job.found = job.found, None  # it may have to wait for its session, and then comes again
+        if found is not None:
             if self._compiling.get(key) is not job:
                 return None  # it was answered meanwhile
             del self._compiling[key]
-            job.is_compiled = False  # it may have to wait for its session, and then comes again
         session = self._sessions.get(job.tenant, request.session_id)
         if session is not None:
             if session.running is not None:
@@ -103,7 +105,7 @@ class Admission:
             return _field_error(request.round_id, error)
         self._cancel_compiling(key, "a newer opening of the session came")
         if request.sampling.grammar is not None:
-            compiled = self._compiled(job, request, request.sampling.grammar)
+            compiled = self._compiled(job, request, request.sampling.grammar, found)
             if not isinstance(compiled, OpenRequest):
                 return compiled
             request = compiled
@@ -120,7 +122,7 @@ class Admission:
         return work
 
     def _compiled(
-        self, job: Job, request: OpenRequest, grammar: Grammar
+        self, job: Job, request: OpenRequest, grammar: Grammar, found: Found | None
     ) -> OpenRequest | SessionResponse | None:
         """Returns the opening with its compiled grammar, or an answer; None where the grammar is being compiled."""
         if self._grammars is None:
@@ -128,25 +130,38 @@ class Admission:
             error = UnimplementedFieldError(FIELD, f"this verifier takes no grammars: {fix}")
             return _field_error(request.round_id, error)
 
-        def on_ready() -> None:
-            job.is_compiled = True
+        def on_found(found: Found) -> None:
+            job.found = found
             self._resubmit(job)
 
         try:
-            found = self._grammars.get(job.tenant, grammar, request.session_id, on_ready)
+            found = found or self._grammars.get(job.tenant, grammar, request.session_id, on_found)
         except TooManyGrammarsError as error:
             self._observer.on_refused("waiting")
             return _refusal(request.round_id, Refusal("waiting", str(error), FULL_RETRY_MS))
+        except NoGrammarRoomError as error:
+            return self._refuse_grammar(request, error)
         if found is None:
             self._compiling[job.tenant, request.session_id] = job
             return None
+        if isinstance(found, NotCheckedError | NoGrammarRoomError):
+            return self._refuse_grammar(request, found)
         if isinstance(found, InvalidFieldError):
             return _field_error(request.round_id, found)
         return replace(request, sampling=replace(request.sampling, grammar=found))
 
+    def _refuse_grammar(
+        self, request: OpenRequest, error: NotCheckedError | NoGrammarRoomError
+    ) -> RoundError:
+        self._observer.on_refused("grammars")
+        return _refusal(request.round_id, Refusal("grammars", str(error), FULL_RETRY_MS))
+
     def _cancel_compiling(self, key: tuple[str, bytes], message: str) -> None:
         """Answers an opening that waits for its grammar, if there is one."""
         if (job := self._compiling.pop(key, None)) is not None:
+            assert isinstance(job.request, OpenRequest) and job.request.sampling.grammar is not None
+            assert self._grammars is not None, "something compiles its grammar"
+            self._grammars.forget(job.tenant, job.request.sampling.grammar, job.session_id)
             job.reply(RoundError(job.round_id, RoundErrorCode.CANCELLED, message))
 
     # --------------------------------------------------------------------------------------- rounds

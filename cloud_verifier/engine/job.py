@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from outrider.cloud_verifier.engine.backlog import AdmissionTicket
 from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
+from outrider.cloud_verifier.verification.grammars import Found
 from outrider.common.types import (
     GenerateRequest,
     OpenRequest,
@@ -36,7 +37,7 @@ class Job:
     tenant: str = DEFAULT_TENANT
     ticket: AdmissionTicket | None = None  # of a round that the backlog admitted when it arrived
     call: object = None  # that the request came by: the same object for all requests of a call
-    is_compiled: bool = False  # an opening that waited for its grammar
+    found: Found | None = None  # of an opening that waited for its grammar
 
     @property
     def num_tokens(self) -> int:

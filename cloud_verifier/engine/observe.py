@@ -83,7 +83,7 @@ class EngineObserver:
         self.num_miss_tokens = 0
         self.num_failed_steps = 0
         self.errors = {str(code): 0 for code in RoundErrorCode}
-        self.refusals = dict.fromkeys(("sessions", "waiting", "kv", "expired"), 0)
+        self.refusals = dict.fromkeys(("sessions", "waiting", "grammars", "kv", "expired"), 0)
         self.evictions = {"kv": 0, "session": 0}
         self.num_expired = 0
         self._limiter = limiter or LogLimiter(log, clock=clock.now)

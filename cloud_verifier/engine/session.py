@@ -30,7 +30,6 @@ from outrider.common.types import (
 )
 
 MAX_STORED_REPLIES = 32
-MASKS_BUDGET_S = 0.05  # for the masks of one round; those of a usual schema take 20 microseconds each
 MAX_STORED_ENTRIES = 4096  # log-probabilities and candidates in them: the replies themselves are small
 
 
@@ -104,7 +103,7 @@ class Session:
     def current_history(self) -> History:
         """Returns what the processors need of the sequence as it is now."""
         if self.history is None:
-            self.history = History(self.opening.sampling, self.prompt_ids, grammar_budget_s=MASKS_BUDGET_S)
+            self.history = History(self.opening.sampling, self.prompt_ids)
         self.history.follow(self.chain, self.opening.num_prompt_tokens)
         return self.history
 

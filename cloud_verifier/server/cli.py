@@ -101,6 +101,8 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
 
     kv_bytes = parse_kv_memory(config.kv_memory)
     parse_size(config.draft_kv_memory, "--draft-kv-memory")
+    parse_size(config.max_grammar_memory, "--max-grammar-memory")
+    parse_size(config.tenant_max_grammar_memory, "--tenant-max-grammar-memory")
     check_device_name(config.device)
     parse_methods(config.methods)
     # It checks addresses and credentials: all of these before the weights are loaded.

@@ -94,7 +94,11 @@ def create_grammars(config: ServeConfig, backend: TargetBackend) -> GrammarStore
     if not config.max_grammar_bytes or importlib.util.find_spec("llguidance") is None:
         return None
     tokenizer_json = config.target / "tokenizer.json"
-    return GrammarStore(CheckedCompiler(tokenizer_json, backend.num_tokens, tuple(backend.eos_token_ids)))
+    return GrammarStore(
+        CheckedCompiler(tokenizer_json, backend.num_tokens, tuple(backend.eos_token_ids)),
+        max_bytes=parse_size(config.max_grammar_memory, "--max-grammar-memory"),
+        tenant_max_bytes=parse_size(config.tenant_max_grammar_memory, "--tenant-max-grammar-memory"),
+    )
 
 
 def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocatedDrafter | None:

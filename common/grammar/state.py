@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.errors import OutriderError
+from outrider.common.grammar.memory import Held, NoGrammarRoomError, TenantMemory
 from outrider.common.sequences import common_prefix
 from outrider.common.types import Grammar, TokenIds
 
@@ -26,6 +31,17 @@ _MAX_KEPT = 256  # masks of paths: four times the largest tree
 _READ_TOKEN_S = 20e-6
 _TOKENS_A_LOOK = 64  # that are read between two looks at the clock
 _USED_UP = "too many states"  # llguidance's words for a lexer that has reached its limit
+# States of a lexer. Where memory is counted a grammar begins with the fewest, which 199 of the benchmark's 200 schemas
+# never use up; strings with a long `maxLength` use most.
+_LEXER_STATES = 500, 3_000, 20_000
+# What a state of a lexer takes, measured with 20,000 of them: .5 to 1.2 kB with a few lexemes, 3 kB with 300, whose
+# compiled grammar has 300 kB: a hundredth of that is added. With more lexemes llguidance's fuel is used up before.
+_LEXER_STATE_BYTES, _MAX_LEXEMES_BYTES = 1300, 2000
+# What a matcher takes besides, measured: up to 180 bytes for each byte of its text, and where each of these has many
+# Earley items, 73 MB for each second that reading them takes; a faster processor makes more.
+_TEXT_BYTES, _ITEMS_BYTES_A_S = 180, 100e6
+_STATE_BYTES = 1 << 18  # of one that has read nothing: 10 kB, with a mask of 10,000 items 460 kB
+_COUNTED_BYTES = 1 << 16  # a change by less is not counted
 
 _Found = TypeVar("_Found")
 
@@ -38,27 +54,99 @@ class _LexerUsedUpError(GrammarLimitError):
     """The lexer has no states left. Copies of a matcher share one, so others may have used them."""
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarBounds:
+    """Holds what a grammar may take: those of strangers have bounds."""
+
+    budget_s: float = math.inf  # of processor time, for the masks of one round or one draft
+    memory: TenantMemory | None = None  # counts what it holds
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarCost:
+    """Holds what a grammar took where it was compiled before."""
+
+    num_bytes: int = 0
+    compile_s: float = 0.0  # of processor time
+
+
+UNBOUNDED, UNKNOWN_COST = GrammarBounds(), GrammarCost()
+
+
+@dataclass(frozen=True, slots=True)
+class _Lexer:
+    """Is a compiled matcher, before any token, with the lexer that its copies share."""
+
+    matcher: Any
+    num_states: int  # that it may come to have
+    held: Held | None  # counts its memory until the last state that uses it is gone
+
+
 class CompiledGrammar:
     """Holds a grammar over one vocabulary; sequences share it. Thread-safe."""
 
-    def __init__(self, make_matcher: Callable[[], Any], num_tokens: int, eos_token_ids: TokenIds) -> None:
-        """`make_matcher` compiles llguidance's matcher before any token."""
+    def __init__(
+        self,
+        make_matcher: Callable[[int], Any],
+        num_tokens: int,
+        eos_token_ids: TokenIds,
+        num_bytes_of: Callable[[int], int],
+        bounds: GrammarBounds = UNBOUNDED,
+        cost: GrammarCost = UNKNOWN_COST,
+    ) -> None:
+        """`make_matcher` compiles llguidance's matcher before any token, whose lexer may have so many states;
+        `num_bytes_of` returns the length of a token's text. Raises `NoGrammarRoomError`."""
         self._make_matcher = make_matcher
-        self._matcher, self._number = make_matcher(), 0
-        self._lock = threading.Lock()
-        self.num_tokens, self.eos_token_ids = num_tokens, eos_token_ids
+        self.num_tokens, self.eos_token_ids, self.num_bytes_of = num_tokens, eos_token_ids, num_bytes_of
+        self.bounds, self._cost = bounds, cost
         self.ends = _bits(eos_token_ids, num_tokens)  # end-of-text alone is allowed
+        self._lock = threading.Lock()
+        is_counted = bounds.memory is not None and self._is_quick
+        num_states = _LEXER_STATES[0] if is_counted else _LEXER_STATES[-1]
+        held = None if bounds.memory is None else bounds.memory.hold(self._lexer_bytes(num_states))
+        self._lexer = _Lexer(make_matcher(num_states), num_states, held)
+        self.is_used_up = False  # the lexer is, and takes too long to replace: compile it anew
+        self._states = WeakSet[GrammarState]()
 
-    def matcher(self) -> tuple[Any, int]:
-        """Returns a matcher for one sequence, before any token, and the number of the lexer that it shares."""
-        with self._lock:
-            return self._matcher.deep_copy(), self._number
+    @property
+    def has_states(self) -> bool:
+        """Returns whether a sequence follows it."""
+        return len(self._states) > 0
 
-    def renew(self, number: int) -> None:
-        """Replaces the lexer of that number, which is used up, for the matchers from now on."""
+    def lexer(self) -> _Lexer:
+        """Returns the lexer for new sequences."""
+        return self._lexer
+
+    def note(self, state: GrammarState) -> None:
+        """Notes a sequence, for as long as it lives."""
+        self._states.add(state)
+
+    def renew(self, lexer: _Lexer) -> None:
+        """Replaces a lexer that is used up by a larger one, or one as large, for the matchers from now on; nothing
+        where it was replaced before. Raises `GrammarLimitError` where that takes more time than a round has, or there
+        is no room."""
         with self._lock:
-            if number == self._number:
-                self._matcher, self._number = self._make_matcher(), number + 1
+            if lexer is not self._lexer:
+                return
+            if not self._is_quick:
+                self.is_used_up = True
+                took = f"and {self._cost.compile_s * 1e3:.0f} ms to compile again"
+                raise GrammarLimitError(f"the grammar takes too much here: {_USED_UP}, {took}: simplify it")
+            larger = [num for num in _LEXER_STATES if num > lexer.num_states]
+            num_states, held = min(larger, default=_LEXER_STATES[-1]), None
+            if self.bounds.memory is not None:
+                held = self.bounds.memory.hold_let_in(0)
+                _resize(held, self._lexer_bytes(num_states))
+            self._lexer = _Lexer(self._make_matcher(num_states), num_states, held)
+
+    @property
+    def _is_quick(self) -> bool:
+        return self._cost.compile_s <= self.bounds.budget_s
+
+    def _lexer_bytes(self, num_states: int) -> int:
+        """Returns what a lexer holds at most, with the grammar that is compiled into it."""
+        state_bytes = _LEXER_STATE_BYTES + min(self._cost.num_bytes // 100, _MAX_LEXEMES_BYTES)
+        return self._cost.num_bytes + num_states * state_bytes
 
 
 class GrammarState:
@@ -69,11 +157,13 @@ class GrammarState:
     but end-of-text is; so it is where the grammar has no token left.
     """
 
-    def __init__(self, grammar: CompiledGrammar, budget_s: float = float("inf")) -> None:
+    def __init__(self, grammar: CompiledGrammar, budget_s: float | None = None) -> None:
         """`budget_s` is what may be spent between two calls of `begin_round`, in seconds of this thread's own time,
-        and 20 us for each token that it reads at once."""
-        self._matcher, self._lexer_number = grammar.matcher()
+        and 20 us for each token that it reads at once; None: the grammar's own."""
         self._grammar = grammar
+        grammar.note(self)
+        self._lexer = grammar.lexer()
+        self._matcher = self._lexer.matcher.deep_copy()
         self._output: list[int] = []
         self._num_fed = 0  # of the output, that the matcher has
         self._path: list[int] = []  # that it has after the whole output
@@ -81,7 +171,12 @@ class GrammarState:
         self._kept: dict[TokenIds, Words] = {}  # by path
         self.ends = grammar.ends
         self._not_eos = ~self.ends
-        self._budget_s, self._spent_s = budget_s, 0.0
+        self._budget_s = grammar.bounds.budget_s if budget_s is None else budget_s
+        self._spent_s = 0.0
+        memory = grammar.bounds.memory
+        self._held = None if memory is None else memory.hold_let_in(_STATE_BYTES)
+        self._bytes_of_fed = array("q")  # of each token that the matcher has, where they are counted
+        self._fed_bytes = 0  # their sum
 
     @property
     def num_tokens(self) -> int:
@@ -172,19 +267,41 @@ class GrammarState:
         return self._within_budget(compute)
 
     def _within_budget(self, compute: Callable[[], _Found]) -> _Found:
-        """Returns what `compute` does, and counts its time; computes it again by a new lexer where that of all
-        sequences of the grammar is used up. Raises `GrammarLimitError`."""
+        """Returns what `compute` does, and counts its time and memory. Raises `GrammarLimitError`."""
         start_s = time.thread_time()
-        try:
-            found = compute()
-        except _LexerUsedUpError:
-            self._grammar.renew(self._lexer_number)
-            self._restart()
-            start_s = time.thread_time()  # others may have used it up
-            found = compute()
+        found = self._by_lexers(compute, start_s)
         self._spent_s += time.thread_time() - start_s
         self._check_budget(self._spent_s)
+        self._count_memory()
         return found
+
+    def _by_lexers(self, compute: Callable[[], _Found], start_s: float) -> _Found:
+        """Returns what `compute` does, again by a new lexer where that of all sequences of the grammar is used up."""
+        is_new = False
+        while True:
+            lexer = self._lexer
+            try:
+                return compute()
+            except _LexerUsedUpError:
+                if is_new and lexer.num_states == _LEXER_STATES[-1]:
+                    raise
+                renew_s = time.thread_time()
+                self._grammar.renew(lexer)
+                self._restart()
+                is_new = True
+                if (
+                    lexer.num_states < _LEXER_STATES[-1]
+                ):  # a grammar's lexer grows but twice: no round pays for that
+                    self._spent_s -= time.thread_time() - renew_s
+                self._check_budget(self._spent_s + time.thread_time() - start_s)
+
+    def _count_memory(self) -> None:
+        if self._held is None:
+            return
+        num_bytes = _STATE_BYTES + self._fed_bytes + len(self._kept) * self.ends.nbytes
+        num_bytes += -num_bytes % _COUNTED_BYTES
+        if num_bytes != self._held.num_bytes:
+            _resize(self._held, num_bytes)
 
     def _check_budget(self, spent_s: float) -> None:
         if spent_s > self._budget_s:
@@ -220,6 +337,7 @@ class GrammarState:
             if (num_read := self._num_fed - first) % _TOKENS_A_LOOK == 0:
                 taken_s = time.thread_time() - start_s
                 self._check_budget(self._spent_s + taken_s - num_read * _READ_TOKEN_S)
+                self._count_memory()
         self._spent_s -= min(time.thread_time() - start_s, (self._num_fed - first) * _READ_TOKEN_S)
 
     def _step_to(self, path: TokenIds) -> bool:
@@ -237,7 +355,10 @@ class GrammarState:
         """Gives the matcher a token; returns whether the grammar allows it. A lexer that is used up takes none, without
         an error: a mask has the error, or the token."""
         is_text = token_id < self._grammar.num_tokens and token_id not in self._grammar.eos_token_ids
+        start_s = 0.0 if self._held is None else time.thread_time()
         if is_text and self._matcher.try_consume_tokens([token_id]) == 1:
+            if self._held is not None:
+                self._note_fed(token_id, time.thread_time() - start_s)
             return True
         self._check()
         if is_text and not self._matcher.is_stopped() and _has(self._mask(), token_id):
@@ -245,8 +366,16 @@ class GrammarState:
             raise _LexerUsedUpError(f"the grammar takes too much here: {_USED_UP}")
         return False
 
+    def _note_fed(self, token_id: int, taken_s: float) -> None:
+        """Notes what the matcher holds for a token, by the length of its text and the time that it took."""
+        num_bytes = _TEXT_BYTES * self._grammar.num_bytes_of(token_id) + int(_ITEMS_BYTES_A_S * taken_s)
+        self._bytes_of_fed.append(num_bytes)
+        self._fed_bytes += num_bytes
+
     def _roll_back(self, num_tokens: int) -> None:
         if num_tokens:
+            self._fed_bytes -= sum(self._bytes_of_fed[-num_tokens:])
+            del self._bytes_of_fed[-num_tokens:]
             self._matcher.rollback(num_tokens)
             self._check()
 
@@ -259,15 +388,25 @@ class GrammarState:
 
     def _restart(self) -> None:
         """Begins with a new matcher, as one that failed stays so."""
-        self._matcher, self._lexer_number = self._grammar.matcher()
+        self._lexer = self._grammar.lexer()
+        self._matcher = self._lexer.matcher.deep_copy()
         self._num_fed, self._path, self._end = 0, [], None
+        self._bytes_of_fed, self._fed_bytes = array("q"), 0
         self._kept.clear()
 
 
-def state_of(grammar: Grammar, budget_s: float = float("inf")) -> GrammarState:
+def state_of(grammar: Grammar, budget_s: float | None = None) -> GrammarState:
     """Returns where an empty output is in a grammar, which is compiled; `budget_s` is `GrammarState`'s."""
     assert isinstance(grammar.compiled, CompiledGrammar), "the grammar was not compiled"
     return GrammarState(grammar.compiled, budget_s)
+
+
+def _resize(held: Held, num_bytes: int) -> None:
+    """Raises `GrammarLimitError` where there is no room."""
+    try:
+        held.resize(num_bytes)
+    except NoGrammarRoomError as error:
+        raise GrammarLimitError(str(error)) from error
 
 
 def _has(words: Words, token_id: int) -> bool:

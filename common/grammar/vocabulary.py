@@ -10,7 +10,13 @@ from typing import Any, TypeVar
 
 from outrider.common.errors import InvalidFieldError, ModelError
 from outrider.common.grammar.numbers import fit_schema, fit_schemas_in
-from outrider.common.grammar.state import CompiledGrammar
+from outrider.common.grammar.state import (
+    UNBOUNDED,
+    UNKNOWN_COST,
+    CompiledGrammar,
+    GrammarBounds,
+    GrammarCost,
+)
 from outrider.common.models import fingerprint
 from outrider.common.process.extras import needs_extra
 from outrider.common.types import Grammar, GrammarKind, TokenIds
@@ -27,7 +33,6 @@ _LIMITS = {
     "step_lexer_fuel": 60_000,  # 14,000 a ms: 4 ms a mask
     "step_max_items": 10_000,  # of an ambiguous grammar 200 a ms: 50 ms
     "max_items_in_row": 1_000,  # four for each optional property of an object
-    "max_lexer_states": 20_000,  # 1 to 2 kB each
     "max_grammar_size": 100_000,
     "precompute_large_lexemes": False,  # it takes no notice of the fuel
     "verbose_errors": False,  # what a grammar holds is its client's
@@ -58,19 +63,27 @@ class Vocabulary:
             raise ModelError(f"{tokenizer_json}: no grammars with this tokenizer: {error}") from error
         return Vocabulary(found, eos_token_ids)
 
-    def compile(self, grammar: Grammar) -> Grammar:
-        """Returns the grammar with its compiled form. Raises `InvalidFieldError` naming what is wrong, and where."""
+    def compile(
+        self, grammar: Grammar, bounds: GrammarBounds = UNBOUNDED, cost: GrammarCost = UNKNOWN_COST
+    ) -> Grammar:
+        """Returns the grammar with its compiled form, which keeps to its bounds, with what it took before. Raises
+        `InvalidFieldError` naming what is wrong, and where, and `NoGrammarRoomError`."""
         import llguidance
 
-        definition, limits = _definition(grammar), llguidance.LLParserLimits(**_LIMITS)
+        definition = _definition(grammar)
 
-        def make_matcher() -> Any:
+        def make_matcher(num_lexer_states: int) -> Any:
+            limits = llguidance.LLParserLimits(**_LIMITS, max_lexer_states=num_lexer_states)
             matcher = llguidance.LLMatcher(self._tokenizer, definition, log_level=0, limits=limits)
             if matcher.is_error():
                 raise InvalidFieldError(FIELD, f"{grammar.kind}: {_in_short(matcher.get_error())}")
             return matcher
 
-        return replace(grammar, compiled=CompiledGrammar(make_matcher, self.num_tokens, self.eos_token_ids))
+        def num_bytes_of(token_id: int) -> int:
+            return len(self._tokenizer.decode_bytes([token_id]))
+
+        ids = self.num_tokens, self.eos_token_ids
+        return replace(grammar, compiled=CompiledGrammar(make_matcher, *ids, num_bytes_of, bounds, cost))
 
     def close(self) -> None:
         """Has nothing to free."""

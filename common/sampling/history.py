@@ -6,7 +6,6 @@ arrays and a trie once, and counts follow the sequence.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -116,13 +115,11 @@ class History:
         params: SamplingParams,
         prompt_ids: Iterable[int] = (),
         output_ids: Iterable[int] = (),
-        grammar_budget_s: float = math.inf,
     ) -> None:
-        """`grammar_budget_s` is what the masks of one round may take."""
         self.bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
         self.biases = np.array([bias for _, bias in params.logit_bias], np.float32)
         self.bad_words = BadWords(params.bad_words)
-        self.grammar = None if params.grammar is None else state_of(params.grammar, grammar_budget_s)
+        self.grammar = None if params.grammar is None else state_of(params.grammar)
         self.seen, self.output = TokenCounts(), TokenCounts()
         counts_seen = params.repetition_penalty != 1
         counts_output = bool(params.presence_penalty or params.frequency_penalty)

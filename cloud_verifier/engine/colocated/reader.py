@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from outrider.cloud_verifier.engine.work import KnownStates, Work
 from outrider.cloud_verifier.heads.source import DraftsTogether, ReadsChoices, ReadsFeatures, UsesTargetKv
+from outrider.common.grammar.state import GrammarLimitError
 from outrider.common.tree import Tree, is_chain, nodes_along, supports_by_row
 from outrider.common.types import Draft, GenerateRequest
 from outrider.edge_client.drafting.base import DraftSequence, ProposesTrees
@@ -210,4 +211,7 @@ class Reader:
 
     def _fail(self, error: Exception) -> None:
         self._is_over = True
+        if isinstance(error, GrammarLimitError):
+            log.info("a generation goes on with the target alone: %s", error)
+            return
         log.error("the draft failed: this generation goes on with the target alone", exc_info=error)

@@ -16,6 +16,7 @@ from outrider.common.errors import (
     RoundTimeoutError,
     UsageError,
 )
+from outrider.common.grammar.checked import NotCheckedError
 from outrider.common.grammar.state import GrammarLimitError
 from outrider.common.grammar.vocabulary import FIELD
 from outrider.common.types import RoundErrorCode
@@ -102,6 +103,9 @@ def from_failure(
             return ApiError(400, str(error), param=grammar_param, code="invalid_value")
         case TemplateRefusedError():
             return ApiError(400, str(error), param=subject, code="template_refused")
+        case NotCheckedError():
+            headers = {"Retry-After": "2"}
+            return ApiError(503, str(error), "server_error", code="grammar_not_compiled", headers=headers)
         case InvalidFieldError():
             return invalid(_param(error.field, params), error.reason)
         case UsageError(__cause__=InvalidFieldError() as cause):

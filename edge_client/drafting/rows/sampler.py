@@ -77,6 +77,11 @@ class DraftSampler:
         """Returns whether `sample` needs the sequence (penalties, bad words, minimum length, grammar)."""
         return self._needs_history or self._grammar is not None
 
+    def begin_draft(self) -> None:
+        """Gives the masks of the grammar, if there is one, the time of one more draft."""
+        if self._grammar is not None:
+            self._grammar.begin_round()
+
     def prepare(self, positions: Iterable[int], num_tokens: int) -> Iterator[None]:
         """Makes the noise of some positions ahead, where samples need it. Yields before each."""
         if self._is_greedy or self._num_support:

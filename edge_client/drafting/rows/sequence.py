@@ -57,6 +57,7 @@ class SampledText:
     def begin_chain(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Chain | None:
         """Returns a chain of up to `num_draft_tokens` tokens to be drafted; None where the context has no room."""
         assert self._text, "a draft needs at least one committed token"
+        self._sampler.begin_draft()
         room = min(num_draft_tokens, self._max_context - len(self._text))
         return Chain(self._sampler, self._sample, room, should_stop) if room > 0 else None
 
@@ -160,6 +161,7 @@ class RowsSequence(SampledText, ABC):
         rule: NodeRule | None,
         copies: Sequence[Expander[Continuations]] = (),
     ) -> TreeDraft:
+        self._sampler.begin_draft()
         room = self._max_context - len(self._text)
         if room <= 0:
             return TreeDraft((), ())

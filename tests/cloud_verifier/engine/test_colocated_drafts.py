@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.fakes import FakeBackend
+from support.tiny_grammars import tiny_vocabulary
 from test_engine import GREEDY, SAMPLED, Harness
 
 from outrider.cloud_verifier.config import EMBEDDED_DRAFT, ServeConfig
+from outrider.cloud_verifier.engine.colocated import reader
 from outrider.cloud_verifier.engine.colocated.draft import DeferredDraft
 from outrider.cloud_verifier.engine.colocated.drafter import POOL_FROM_NS, CoLocatedDrafter
 from outrider.cloud_verifier.engine.colocated.reader import READ_CHUNK
@@ -18,23 +22,33 @@ from outrider.cloud_verifier.kv.blocks import BlockManager
 from outrider.cloud_verifier.server.loading import create_drafter
 from outrider.common.alignment import TokenChain
 from outrider.common.errors import IncompatibleError, ModelError
+from outrider.common.grammar import state as state_module
+from outrider.common.grammar.state import GrammarBounds, GrammarLimitError, GrammarState, Words
 from outrider.common.types import (
     CancelRequest,
     CloseRequest,
     Draft,
     GeneratedTokens,
     GenerateRequest,
+    Grammar,
+    GrammarKind,
     Origin,
     Progress,
     RoundError,
     RoundErrorCode,
     SamplingParams,
     Support,
+    TokenIds,
     Verdict,
     VerifyRequest,
 )
 from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.registry import create_draft_model
+from outrider.edge_client.drafting.rows.rows import Rows, rows_of
+from outrider.edge_client.drafting.rows.sampler import DraftSampler
+from outrider.edge_client.drafting.rows.sequence import RowsSequence
+from outrider.edge_client.drafting.trees import TreeBudget
 
 PROMPT = (5, 6, 7)
 
@@ -68,6 +82,7 @@ class KnownDraft:
         self.may_read.set()
         self.is_asked = threading.Event()  # some proposal has begun
         self.fails_at: int | None = None
+        self.failure: Exception = RuntimeError("by the test")
         self.takes_s = 0.0
         self.threads: list[str] = []  # that proposed
 
@@ -107,7 +122,7 @@ class _KnownSequence:
         self._model.is_asked.set()
         assert self._model.may_read.wait(60)
         if self.position == self._model.fails_at:
-            raise RuntimeError("by the test")
+            raise self._model.failure
         self._model.clock.sleep(self._model.takes_s)
         self._model.threads.append(threading.current_thread().name)
         end = min(self.position + num_draft_tokens, self._model.max_context)
@@ -248,6 +263,66 @@ def test_a_draft_that_fails_costs_speed_and_no_token(caplog: pytest.LogCaptureFi
     assert ids_of(messages) == text[4:24]
     assert [m.num_draft_tokens for m in messages] == [4] + [0] * 15
     assert caplog.text.count("the draft failed") == 1
+
+
+def test_a_draft_whose_grammar_takes_too_long_costs_speed_and_no_line_for_an_operator(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text, draft = expected_text(GREEDY, 30), KnownDraft(expected_text(GREEDY, 30))
+    draft.fails_at, draft.failure = 9, GrammarLimitError("the grammar took 60 ms in one round")
+    harness = CoLocated(draft)
+    session_id, opened = harness.open(prompt=PROMPT, ignore_eos=True)
+    with caplog.at_level("INFO", logger=reader.log.name):
+        messages = harness.generate(session_id, opened.position, opened.hash, num_new=20)
+    assert ids_of(messages) == text[4:24]
+    (told,) = [each for each in caplog.records if "target alone" in each.message]
+    assert told.levelname == "INFO" and told.exc_info is None
+
+
+@pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])
+def test_each_draft_has_the_time_of_one_round_for_its_masks(
+    is_tree: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, find = 0.0, GrammarState._allowed
+
+    def slow(self: GrammarState, path: TokenIds) -> Words:
+        nonlocal now_s
+        now_s += 0.02
+        return find(self, path)
+
+    monkeypatch.setattr(state_module.time, "thread_time", lambda: now_s)
+    monkeypatch.setattr(GrammarState, "_allowed", slow)
+    bounds = GrammarBounds(budget_s=0.05)
+    grammar = tiny_vocabulary().compile(Grammar(GrammarKind.REGEX, "[a-e]{100}"), bounds)
+    sequence = Flat(DraftSampler(replace(SAMPLED, grammar=grammar), (0,)), 32, 400, 3)
+    sequence.commit(PROMPT)
+
+    def propose(num_tokens: int) -> Draft:
+        if not is_tree:
+            return sequence.propose(num_tokens)
+        return sequence.propose_tree(TreeBudget(num_tokens, num_tokens, 1), NodeValues())
+
+    for _ in range(3):
+        sequence.commit(propose(2).token_ids)
+    with pytest.raises(GrammarLimitError, match="60 ms in one round"):
+        propose(20)
+    sequence.commit(propose(2).token_ids)
+
+
+class Flat(RowsSequence):
+    """A draft to which all tokens are alike."""
+
+    def feed_root(self) -> Rows:
+        return rows_of(np.zeros((1, 32), np.float32), SAMPLED.temperature)
+
+    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
+        return ((self.feed_root(), 1) for _ in paths)
+
+    def _begin(self) -> Rows:
+        return self.feed_root()
+
+    def _go_on(self, drafted: Sequence[int]) -> Rows:
+        return self.feed_root()
 
 
 def test_a_long_text_is_read_beside_the_steps_and_drafted_for_once_it_is_read() -> None:

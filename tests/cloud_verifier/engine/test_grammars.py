@@ -5,30 +5,38 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support.fakes import FakeBackend
-from support.grammars import EOS, NUM_TOKENS, TOKENIZER
-from support.tiny_grammars import Later, tiny, tiny_store, tiny_vocabulary
+from support.grammars import EOS, NUM_TOKENS, TOKENIZER, vocabulary
+from support.tiny_grammars import AtOnce, Later, tiny, tiny_store, tiny_vocabulary
 from test_engine import GREEDY, SAMPLED, Harness, round_of
 
-from outrider.cloud_verifier.engine import session as session_module
-from outrider.cloud_verifier.engine.job import Disconnect
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.job import Disconnect, Job
+from outrider.cloud_verifier.server.loading import create_grammars
+from outrider.cloud_verifier.verification import grammars as grammars_module
 from outrider.cloud_verifier.verification.grammars import (
     MAX_KEPT_OF_TENANT,
     MAX_WAITING,
+    Found,
     GrammarStore,
     TooManyGrammarsError,
 )
 from outrider.common.alignment import TokenChain
 from outrider.common.errors import InvalidFieldError
-from outrider.common.grammar.checked import CheckedCompiler
+from outrider.common.grammar import checked, worker
+from outrider.common.grammar.checked import CheckedCompiler, NotCheckedError
+from outrider.common.grammar.memory import NoGrammarRoomError
+from outrider.common.grammar.state import UNBOUNDED, CompiledGrammar, GrammarBounds
 from outrider.common.types import (
     Closed,
     CloseRequest,
@@ -41,8 +49,10 @@ from outrider.common.types import (
     RoundError,
     RoundErrorCode,
     SamplingParams,
+    SessionResponse,
     Verdict,
 )
+from outrider.models import EMBEDDED
 
 LIST = r"([a-f]{2}[0-9],)+"
 
@@ -108,11 +118,11 @@ def test_a_sandbox_that_refuses_priorities_does_not_keep_grammars_from_being_com
     of_process = "import os\n\ndef refuse(_):\n    raise PermissionError\n\nos.nice = refuse\n"
     (tmp_path / "sitecustomize.py").write_text(of_process)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
-    ready = threading.Event()
+    found = queue.Queue[Found]()
     with contextlib.closing(GrammarStore(CheckedCompiler(TOKENIZER, NUM_TOKENS, (EOS,)))) as store:
-        assert store.get("default", raw("ab"), b"", ready.set) is None
-        assert ready.wait(60)
-        assert isinstance(store.get("default", raw("ab"), b"", ready.set), Grammar)
+        assert store.get("default", raw("ab"), b"", found.put) is None
+        assert isinstance(found.get(timeout=60), Grammar)
+        assert isinstance(store.get("default", raw("ab"), b"", found.put), Grammar)
 
 
 def test_an_opening_waits_for_its_grammar_and_nobody_else_does() -> None:
@@ -182,7 +192,7 @@ def test_an_opening_whose_session_is_busy_when_its_grammar_is_ready_is_answered_
 def test_masks_that_take_too_long_end_their_own_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = Harness(grammars=tiny_store())
     other, opened = harness.open(2)
-    monkeypatch.setattr(session_module, "MASKS_BUDGET_S", 0.0)
+    monkeypatch.setattr(grammars_module, "MASKS_BUDGET_S", 0.0)
     request = opening(LIST)
     slow = harness.submit(request.session_id, request)
     chain = TokenChain([5, 6, 7, opened.first_token])
@@ -199,11 +209,11 @@ def test_tenants_take_turns_and_each_has_its_own_grammars() -> None:
     pool, ready = Later(), list[str]()
     store = tiny_store(pool)
     for number in range(3):
-        store.get("many", raw(f"a{{{number + 1}}}"), b"s", lambda: ready.append("many"))
-    store.get("one", raw("a{1}"), b"s", lambda: ready.append("one"))
+        store.get("many", raw(f"a{{{number + 1}}}"), b"s", lambda _: ready.append("many"))
+    store.get("one", raw("a{1}"), b"s", lambda _: ready.append("one"))
     pool.run()
     assert ready == ["many", "one", "many", "many"]
-    assert store.get("one", raw("a{2}"), b"s", lambda: None) is None, "it is another tenant's"
+    assert store.get("one", raw("a{2}"), b"s", lambda _: None) is None, "it is another tenant's"
 
 
 def test_an_opening_that_comes_again_replaces_the_one_that_waited() -> None:
@@ -211,39 +221,80 @@ def test_an_opening_that_comes_again_replaces_the_one_that_waited() -> None:
     store = tiny_store(pool)
     for session_id in (b"s", b"t"):
         for number in range(3):
-            store.get("one", raw("ab"), session_id, lambda s=session_id, n=number: ready.append(f"{s!r} {n}"))
+            store.get(
+                "one", raw("ab"), session_id, lambda _, s=session_id, n=number: ready.append(f"{s!r} {n}")
+            )
     pool.run()
     assert ready == ["b's' 2", "b't' 2"]
+
+
+def test_what_nobody_waits_for_any_more_is_neither_kept_nor_compiled() -> None:
+    pool = Later()
+    harness = Harness(grammars=tiny_store(pool))
+    store, calls = harness.engine.grammars, [object() for _ in range(3 * MAX_WAITING)]
+    assert store is not None
+    for number, call in enumerate(calls):
+        session_id, pattern = bytes([number]) * 16, f"a{{{number // 2 + 1}}}"
+        for request in (replace(opening(pattern), session_id=session_id), Disconnect()):
+            harness.engine.submit(Job(session_id, request, lambda _: None, 0, call=call))
+        harness.settle()
+    assert not store._told and not store._waiting and not harness.engine.admission._compiling
+    assert len(pool.waiting) == 1, "and one function of the pool compiles all that is left"
+    store.get("default", raw("ab"), b"s", lambda _: None)
+    pool.run()
+    assert list(store._kept) == [("default", raw("ab"))]
+
+
+def test_forgetting_one_that_waits_leaves_the_others_and_what_is_being_compiled() -> None:
+    told, order = list[str](), list[str]()
+
+    class Forgetful:
+        def compile(self, grammar: Grammar, bounds: GrammarBounds = UNBOUNDED) -> Grammar:
+            store.forget("t", raw("a"), b"1")  # one of two that wait for it, as it is compiled
+            order.append(grammar.text)
+            return grammar
+
+        def close(self) -> None: ...
+
+    store = GrammarStore(Forgetful(), pool := Later())
+    for pattern, session_id in (("a", b"1"), ("a", b"2"), ("b", b"3"), ("c", b"4")):
+        store.get("t", raw(pattern), session_id, lambda _, name=session_id: told.append(name.decode()))
+    store.forget("t", raw("b"), b"3")
+    store.forget("t", raw("b"), b"3")
+    store.forget("nobody", raw("b"), b"3")
+    pool.run()
+    assert order == ["a", "c"] and told == ["2", "4"]
 
 
 def test_a_tenant_has_only_so_many_waiting_and_kept() -> None:
     pool = Later()
     store = tiny_store(pool)
     for number in range(MAX_WAITING):
-        store.get("many", raw(f"a{{{number + 1}}}"), b"s", lambda: None)
+        store.get("many", raw(f"a{{{number + 1}}}"), b"s", lambda _: None)
     with pytest.raises(TooManyGrammarsError, match="of this tenant"):
-        store.get("many", raw("b"), b"s", lambda: None)
-    store.get("one", raw("b"), b"s", lambda: None)
+        store.get("many", raw("b"), b"s", lambda _: None)
+    store.get("one", raw("b"), b"s", lambda _: None)
     pool.run()
     for number in range(MAX_KEPT_OF_TENANT):
-        store.get("many", raw(f"b{{{number + 1}}}"), b"s", lambda: None)
+        store.get("many", raw(f"b{{{number + 1}}}"), b"s", lambda _: None)
     pool.run()
-    assert isinstance(store.get("one", raw("b"), b"s", lambda: None), Grammar)
-    assert store.get("many", raw("a{1}"), b"s", lambda: None) is None
+    assert isinstance(store.get("one", raw("b"), b"s", lambda _: None), Grammar)
+    assert store.get("many", raw("a{1}"), b"s", lambda _: None) is None
 
 
 def test_compiling_is_on_a_thread_of_its_own_and_a_failure_is_an_answer() -> None:
     class Broken:
-        def compile(self, grammar: Grammar) -> Grammar:
+        def compile(self, grammar: Grammar, bounds: GrammarBounds = UNBOUNDED) -> Grammar:
             assert threading.current_thread().name.startswith("grammar")
             raise RuntimeError("a bug")
 
         def close(self) -> None: ...
 
-    store, is_ready = GrammarStore(Broken()), threading.Event()
-    assert store.get("t", raw("a"), b"s", is_ready.set) is None and is_ready.wait(30)
-    found = store.get("t", raw("a"), b"s", is_ready.set)
-    assert isinstance(found, InvalidFieldError) and "could not be compiled" in found.reason
+    store, told = GrammarStore(Broken()), queue.Queue[Found]()
+    for _ in range(2):  # a bug is no verdict on the grammar: it is compiled again
+        assert store.get("t", raw("a"), b"s", told.put) is None
+        found = told.get(timeout=30)
+        assert isinstance(found, InvalidFieldError) and "could not be compiled" in found.reason
     store.close()
 
 
@@ -258,6 +309,190 @@ def test_a_grammar_that_never_compiles_is_given_up_and_the_next_one_is_not() -> 
         assert compiler.compile(raw("ab")).compiled is not None
     finally:
         compiler.close()
+
+
+# Stands for the process that compiles, and does this: `run` counts its starts, `n` is the number of the question.
+PROCESS = """#!/bin/sh
+run=$(ls {directory} | grep -c run); touch {directory}/run$run
+{at_start}
+echo ready
+while read -r line; do n=$(echo "$line" | sed 's/.*"number": \\([0-9]*\\).*/\\1/')
+{answer}
+done
+"""
+ANSWER = (
+    'case "$line" in *\'"text": "("\'*) e="bad $n" ;; *) e="" ;; esac; '
+    'echo "{\\"number\\": $n, \\"error\\": \\"$e\\", \\"num_bytes\\": 4096, \\"compile_s\\": 0.001}"'
+)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CheckedCompiler]]:
+    """Returns compilers whose process is a script."""
+    with contextlib.ExitStack() as stack:
+
+        def make(at_start: str = "", answer: str = ANSWER) -> CheckedCompiler:
+            path = tmp_path / "python"
+            path.write_text(PROCESS.format(directory=tmp_path, at_start=at_start, answer=answer))
+            path.chmod(0o700)
+            monkeypatch.setattr(checked.sys, "executable", str(path))
+            compiler = CheckedCompiler(TOKENIZER, NUM_TOKENS, (EOS,))
+            compiler._vocabulary = vocabulary()
+            stack.callback(compiler.close)
+            return compiler
+
+        yield make
+
+
+def test_a_process_that_starts_too_slowly_is_ended_and_answers_nobody(
+    stand_in: Callable[..., CheckedCompiler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = stand_in(at_start='[ "$run" -gt 0 ] || exec sleep 60')
+    monkeypatch.setattr(checked, "_MAX_WAIT_S", 0.0)
+    with pytest.raises(NotCheckedError, match="too busy"):
+        compiler.compile(raw("ab"))
+    assert compiler._process is None
+    monkeypatch.setattr(checked, "_MAX_WAIT_S", 30.0)
+    assert compiler.compile(raw("ab")).compiled is not None
+    with pytest.raises(InvalidFieldError, match=r"bad 2$"):
+        compiler.compile(raw("("))
+
+
+def test_a_process_that_does_not_start_says_nothing_of_a_grammar(
+    stand_in: Callable[..., CheckedCompiler], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = stand_in(at_start="exit 1")
+    with pytest.raises(NotCheckedError, match="ended as it started"):
+        compiler.compile(raw("ab"))
+    monkeypatch.setattr(checked.sys, "executable", str(TOKENIZER))  # no program
+    with pytest.raises(NotCheckedError, match="no process"):
+        compiler.compile(raw("ab"))
+    assert compiler._process is None
+
+
+def test_each_grammar_has_the_answer_to_it_whatever_became_of_the_process_before(
+    stand_in: Callable[..., CheckedCompiler],
+) -> None:
+    compiler = stand_in()
+    assert compiler.compile(raw("ab")).compiled is not None
+    for number in (2, 4):
+        with pytest.raises(InvalidFieldError, match=f"bad {number}$"):
+            compiler.compile(raw("("))
+        assert compiler._process is not None
+        os.kill(compiler._process.pid, signal.SIGKILL)  # between two grammars
+        os.waitid(os.P_PID, compiler._process.pid, os.WEXITED | os.WNOWAIT)
+        assert compiler.compile(raw("abc")).compiled is not None
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        ("kill -KILL $$", NotCheckedError),
+        ("kill -TERM $$", NotCheckedError),
+        ('echo "{\\"number\\": 77, \\"error\\": \\"another one\'s\\"}"', NotCheckedError),
+        ("kill -ABRT $$", InvalidFieldError),
+        ("kill -PROF $$", InvalidFieldError),
+        ("exit 1", InvalidFieldError),
+    ],
+)
+def test_a_process_that_ends_says_something_of_the_grammar_only_where_that_ended_it(
+    stand_in: Callable[..., CheckedCompiler], answer: str, error: type[Exception]
+) -> None:
+    compiler = stand_in(answer=f'if [ "$run" -eq 0 ]; then {answer}; else {ANSWER}; fi')
+    store, told = GrammarStore(compiler, Later()), list[Found]()
+    for _ in range(2):
+        kept = store.get("t", raw("ab"), b"s", told.append)
+        assert isinstance(store._pool, Later)
+        store._pool.run()
+    assert [type(each) for each in told] == ([error] if error is InvalidFieldError else [error, Grammar])
+    assert kept is (told[0] if error is InvalidFieldError else None)
+
+
+def test_a_grammar_that_could_not_be_looked_at_is_refused_and_served_the_next_time() -> None:
+    class Busy:
+        num_asked = 0
+
+        def compile(self, grammar: Grammar, bounds: GrammarBounds = UNBOUNDED) -> Grammar:
+            self.num_asked += 1
+            if self.num_asked == 1:
+                raise NotCheckedError("the machine is too busy", "try again")
+            return tiny_vocabulary().compile(grammar, bounds)
+
+        def close(self) -> None: ...
+
+    harness = Harness(grammars=GrammarStore(Busy(), AtOnce()))
+    error = refusal(harness, opening(LIST))
+    assert error.code is RoundErrorCode.REFUSED and error.retry_after_ms
+    assert harness.engine.observer.refusals["grammars"] == 1
+    assert isinstance(harness.ask(opening(LIST).session_id, opening(LIST)), Opened)
+
+
+def test_a_tenant_whose_grammars_hold_what_they_may_is_refused_another_and_no_other_tenant_is() -> None:
+    # A lexer of the smallest size counts 650 kB, a sequence 256 KiB; a quarter of the bound is for growth.
+    store = GrammarStore(tiny_vocabulary(), AtOnce(), max_bytes=10_000_000, tenant_max_bytes=2_000_000)
+    harness = Harness(grammars=store)
+
+    def ask(name: int, pattern: str, tenant: str = "one") -> SessionResponse:
+        return harness.ask(bytes([name]) * 16, opening(pattern, name=name), tenant)
+
+    assert isinstance(ask(1, "a[b-d]*"), Opened)
+    refused = ask(2, "c[b-d]*")
+    assert (
+        isinstance(refused, RoundError) and refused.code is RoundErrorCode.REFUSED and refused.retry_after_ms
+    )
+    assert "of this tenant" in refused.message and harness.engine.observer.refusals["grammars"] == 1
+    assert isinstance(ask(2, "c[b-d]*", "two"), Opened)
+    assert isinstance(ask(3, "a[b-d]*"), Opened), "another session of the first grammar has room"
+    for name in (1, 3):
+        harness.ask(bytes([name]) * 16, CloseRequest(), "one")
+    for name, pattern in enumerate(("d[b-d]*", "e[b-d]*", "f[b-d]*"), 4):  # what is kept makes room
+        harness.open(name, tenant="three")  # the engine knows its last batch until the next one
+        assert isinstance(ask(name, pattern), Opened)
+        harness.ask(bytes([name]) * 16, CloseRequest(), "one")
+    assert [key[1].text for key in store._kept if key[0] == "one"] == ["e[b-d]*", "f[b-d]*"]
+
+
+def test_an_operator_sets_the_memory_of_grammars() -> None:
+    config = ServeConfig(
+        target=Path(EMBEDDED) / "target", max_grammar_memory="3MiB", tenant_max_grammar_memory="2MiB"
+    )
+    store = create_grammars(config, FakeBackend())
+    assert store is not None
+    store.memory.add("one", 3 << 19)  # three quarters of it, the rest is for growth
+    with pytest.raises(NoGrammarRoomError, match="of this tenant"):
+        store.memory.make_room("one", 1)
+    with pytest.raises(NoGrammarRoomError, match="of all tenants"):
+        store.memory.make_room("two", (3 << 18) + 1)
+    store.memory.make_room("two", 3 << 18)
+    store.close()
+
+
+def test_a_grammar_whose_lexer_cannot_be_replaced_in_a_round_is_compiled_anew_for_the_next_session() -> None:
+    store, told = tiny_store(), list[Found]()
+    assert store.get("t", raw("ab"), b"s", told.append) is None
+    first = store.get("t", raw("ab"), b"s", told.append)
+    assert isinstance(first, Grammar) and isinstance(first.compiled, CompiledGrammar)
+    first.compiled.is_used_up = True
+    assert store.get("t", raw("ab"), b"s", told.append) is None
+    newest = store.get("t", raw("ab"), b"s", told.append)
+    assert newest is told[1] and newest.compiled is not first.compiled  # type: ignore[union-attr]
+
+
+def test_what_a_grammar_takes_is_measured_where_it_is_checked() -> None:
+    # Two of the same are compiled after one another in the same process.
+    large = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "integer", "multipleOf": 9999}))
+    with contextlib.closing(CheckedCompiler(TOKENIZER, NUM_TOKENS, (EOS,))) as compiler:
+        costs = [compiler.compile(each).compiled._cost for each in (raw("ab"), large, large, raw("ab"))]  # type: ignore[attr-defined]
+    assert all(each.num_bytes < 1 << 20 for each in (costs[0], costs[3]))
+    assert all(1 << 20 < each.num_bytes < 16 << 20 and each.compile_s > 0 for each in costs[1:3])
+
+
+def test_an_exception_without_a_text_is_an_error() -> None:
+    class OutOfMemory:
+        def compile(self, grammar: Grammar, bounds: GrammarBounds = UNBOUNDED) -> Grammar:
+            raise MemoryError
+
+    assert worker._check(OutOfMemory(), raw("ab"))["error"] == "MemoryError"  # type: ignore[arg-type]
 
 
 def test_a_backend_that_computes_elsewhere_masks_the_same_rows() -> None:
@@ -302,4 +537,4 @@ def test_a_compiling_process_whose_parent_is_gone_ends_by_itself() -> None:
         stdout=subprocess.PIPE,
         timeout=60,
     )
-    assert done.stdout == "ready\n" and done.returncode == -signal.SIGALRM
+    assert done.stdout == "ready\n" and done.returncode == -signal.SIGPROF

@@ -11,6 +11,7 @@ import pytest
 
 from outrider.common.config.fields import leaves
 from outrider.common.errors import InvalidFieldError, OutriderError, RoundFailedError, UsageError
+from outrider.common.grammar.checked import NotCheckedError
 from outrider.common.grammar.state import GrammarLimitError
 from outrider.common.types import RoundError, RoundErrorCode
 from outrider.edge_client.config.daemon import SECTION
@@ -541,6 +542,15 @@ def test_what_a_generation_finds_wrong_has_the_requests_own_words(
     failure = from_failure(error, "prompt", completion(guided_json={}).constraint_param)
     assert (failure.status, failure.param, failure.code) == (400, param, code)
     assert chat(tools=[TOOL]).constraint_param == "tools" and completion().constraint_param is None
+
+
+def test_a_grammar_that_could_not_be_looked_at_may_be_sent_again() -> None:
+    failure = from_failure(NotCheckedError("the machine is too busy", "try again"))
+    assert (failure.status, failure.code, failure.headers) == (
+        503,
+        "grammar_not_compiled",
+        {"Retry-After": "2"},
+    )
 
 
 @pytest.mark.parametrize(
