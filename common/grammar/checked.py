@@ -148,11 +148,8 @@ class CheckedCompiler:
         """Returns a line, b"" where the process has ended. Raises `_TooSlowError` where it took processor time until
         `until_s` of it, `NotCheckedError` where it had no such time."""
         assert process.stdout is not None, "it was opened with pipes"
-        line, end_s, stdout = (
-            b"",
-            time.monotonic() + _MAX_WAIT_S,
-            select.poll(),
-        )  # takes any number of open files
+        line, end_s = b"", time.monotonic() + _MAX_WAIT_S
+        stdout = select.poll()  # which takes any number of open files
         stdout.register(process.stdout, select.POLLIN)
         while not line.endswith(b"\n"):
             ready = stdout.poll(_LOOK_MS)

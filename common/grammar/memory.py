@@ -22,9 +22,7 @@ class GrammarMemory:
         self._max_bytes, self._tenant_max_bytes = max_bytes, tenant_max_bytes
         self._of_tenant = Counter[str]()
         self._total = 0
-        self._lock = (
-            threading.RLock()
-        )  # what is freed meanwhile, on this thread too, gives its bytes back at once
+        self._lock = threading.RLock()  # what is freed meanwhile, on this thread too, gives its bytes back
         # Drops the oldest thing that is kept for later, of this tenant or, None, of any; returns whether there was one.
         self.drop_kept: Callable[[str | None], bool] = lambda _: False
 

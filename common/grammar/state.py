@@ -289,9 +289,7 @@ class GrammarState:
                 self._grammar.renew(lexer)
                 self._restart()
                 is_new = True
-                if (
-                    lexer.num_states < _LEXER_STATES[-1]
-                ):  # a grammar's lexer grows but twice: no round pays for that
+                if lexer.num_states < _LEXER_STATES[-1]:  # it grows but twice: no round pays for that
                     self._spent_s -= time.thread_time() - renew_s
                 self._check_budget(self._spent_s + time.thread_time() - start_s)
 
