@@ -21,7 +21,7 @@ from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Disconnect, Job, Reply
 from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
 from outrider.cloud_verifier.rpc.mailbox import Mailbox
-from outrider.cloud_verifier.rpc.occupancy import Occupancy, num_ids_of
+from outrider.cloud_verifier.rpc.occupancy import Occupancy, OpenCall, num_ids_of
 from outrider.cloud_verifier.rpc.stream import (
     REJECTION_S,
     IdleError,
@@ -136,7 +136,6 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             clock=engine.clock,
             max_unread_bytes=self._max_unread_bytes,
             limits=engine.model.limits,
-            occupancy=self.occupancy,
             registry=self._streams,
         )
 
@@ -186,12 +185,20 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self,
         tenant: str,
         session_id: bytes,
-        request: SessionRequest | Disconnect,
-        call: object,
+        request: SessionRequest,
+        call: OpenCall,
         reply: Reply = ignore,
     ) -> None:
         arrival_ns = int(self._engine.clock.now() * 1e9)
         self._submit(Job(session_id, request, reply, arrival_ns, tenant, call=call))
+
+    def _disconnect(self, tenant: str, session_id: bytes, call: OpenCall) -> None:
+        """Tells the engine that a call is over whose request it has not answered."""
+        arrival_ns, post = int(self._engine.clock.now() * 1e9), self._stream_context.mailbox.post
+        call.take()
+        job = Job(session_id, Disconnect(), ignore, arrival_ns, tenant, call=call)
+        job.on_taken = lambda: post(call.give_back)
+        self._submit(job)
 
     def _count(self, session_id: bytes, response: SessionResponse) -> None:
         """Counts an error where it leaves: on one thread, wherever it was made."""
@@ -208,8 +215,8 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         """Carries a session's requests and answers, in both directions, until either side ends the call."""
         self._check_taking()
         caller = self._caller_of(context)
-        with self.occupancy.call(caller.tenant), self._unreadable_is_logged():
-            stream = SessionStream(self._stream_context, caller.tenant, session_id_of(context))
+        with self.occupancy.call(caller.tenant) as call, self._unreadable_is_logged():
+            stream = SessionStream(self._stream_context, caller.tenant, session_id_of(context), call)
             self._open.add(stream)
             stream.read(request_iterator)
             try:
@@ -263,8 +270,11 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         answers = Answers(self._max_unread_bytes)
         is_over = is_rejected = False
 
-        def push(reply: SessionResponse) -> None:
+        def push(reply: SessionResponse, call: OpenCall) -> None:
             nonlocal is_over, is_rejected
+            is_last = isinstance(reply, RoundError) or (isinstance(reply, GeneratedTokens) and reply.is_last)
+            if is_last:
+                call.give_back(num_ids_of(decoded))
             if is_over or answers.error is not None:
                 return
             self._count(session_id, reply)
@@ -274,20 +284,23 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             except UnreadError as error:
                 answers.cut_off(error)
                 return
-            if isinstance(reply, RoundError) or (isinstance(reply, GeneratedTokens) and reply.is_last):
+            if is_last:
                 is_over = True
                 is_rejected = isinstance(reply, RoundError) and reply.code in _REJECTED
                 answers.end()
 
-        def end() -> None:
-            self._submit_unary(caller.tenant, session_id, CancelRequest(decoded.round_id), answers)
-
         post = self._stream_context.mailbox.post
-        with self._unary_call(caller.tenant, decoded) as refusal:
+        with self._unary_call(caller.tenant, decoded) as (call, refusal):
+
+            def end() -> None:
+                self._submit_unary(caller.tenant, session_id, CancelRequest(decoded.round_id), call)
+
             if refusal is not None:
                 await context.write(codec.encode_generate_response(refusal).SerializeToString())
                 return
-            self._submit_unary(caller.tenant, session_id, decoded, answers, lambda reply: post(push, reply))
+            self._submit_unary(
+                caller.tenant, session_id, decoded, call, lambda reply: post(push, reply, call)
+            )
             self._generations.add(end)
             try:
                 with self._may_be_cut_off(answers.cut_off, caller):
@@ -298,7 +311,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 self._generations.remove(end)
                 if not is_over:
                     is_over = True
-                    self._submit_unary(caller.tenant, session_id, Disconnect(), answers)
+                    self._disconnect(caller.tenant, session_id, call)
 
     async def _answer(
         self, decode: Callable[[Any, Limits], Any], message: Any, context: Any
@@ -313,18 +326,24 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         answer: asyncio.Future[SessionResponse] = asyncio.get_running_loop().create_future()
         post = self._stream_context.mailbox.post
 
-        def resolve(reply: SessionResponse) -> None:
-            if not isinstance(reply, Progress):
-                post(_set_once, answer, reply)
-
         tenant = self._caller_of(context).tenant
-        with self._unary_call(tenant, request) as refusal:
+        with self._unary_call(tenant, request) as (call, refusal):
+
+            def settle(reply: SessionResponse) -> None:
+                call.give_back(num_ids_of(request))
+                if not answer.done():
+                    answer.set_result(reply)
+
+            def resolve(reply: SessionResponse) -> None:
+                if not isinstance(reply, Progress):
+                    post(settle, reply)
+
             if refusal is None:
-                self._submit_unary(tenant, session_id, request, answer, resolve)
+                self._submit_unary(tenant, session_id, request, call, resolve)
             try:
                 response = refusal or await answer
             except asyncio.CancelledError:
-                self._submit_unary(tenant, session_id, Disconnect(), answer)
+                self._disconnect(tenant, session_id, call)
                 raise
             if isinstance(response, RoundError) and response.code in _REJECTED:
                 await asyncio.sleep(REJECTION_S)
@@ -341,20 +360,21 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             del self._callers[cut_off]
 
     @contextlib.contextmanager
-    def _unary_call(self, tenant: str, request: SessionRequest) -> Iterator[RoundError | None]:
-        """Counts a call with its request; yields the refusal of one that there is no room for."""
+    def _unary_call(
+        self, tenant: str, request: SessionRequest
+    ) -> Iterator[tuple[OpenCall, RoundError | None]]:
+        """Counts a call with its request, which its last answer gives back; yields the refusal of one that there is no
+        room for."""
         self._check_taking()
-        num_ids = num_ids_of(request)
-        with self.occupancy.call(tenant):
-            if limit := self.occupancy.take(tenant, num_ids):
-                yield waiting_refusal(self._stream_context, request, limit)
+        with self.occupancy.call(tenant) as call:
+            if limit := call.take(num_ids_of(request)):
+                yield call, waiting_refusal(self._stream_context, request, limit)
                 return
             self._num_unary += 1
             try:
-                yield None
+                yield call, None
             finally:
                 self._num_unary -= 1
-                self.occupancy.give_back(tenant, num_ids)
 
     def _answer_invalid(self, message: Any, error: InvalidFieldError) -> RoundError:
         response = invalid(getattr(message, "round_id", 0), error)
@@ -364,8 +384,3 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
 
 def _serialize(message: Any) -> bytes:
     return bytes(message.SerializeToString())
-
-
-def _set_once(future: asyncio.Future[SessionResponse], reply: SessionResponse) -> None:
-    if not future.done():
-        future.set_result(reply)
