@@ -70,7 +70,7 @@ class OpenCall:
     def __init__(self, occupancy: Occupancy, tenant: str) -> None:
         self.num_requests = 0
         self._occupancy = occupancy
-        self._tenant = tenant
+        self.tenant = tenant
         self._is_over = False
         self._waiter: asyncio.Future[None] | None = None  # of who reads, while there is no room
 
@@ -82,19 +82,19 @@ class OpenCall:
     def take(self, num_ids: int = 0) -> str:
         """Counts a request in. Returns the limit that is in the way, "" for none; none is for a request without
         ids."""
-        if limit := self._occupancy.take(self._tenant, num_ids):
+        if limit := self._occupancy.take(self.tenant, num_ids):
             return limit
         self.num_requests += 1
         return ""
 
     def give_back(self, num_ids: int = 0) -> None:
         """Counts out a request."""
-        self._occupancy.give_back(self._tenant, num_ids)
+        self._occupancy.give_back(self.tenant, num_ids)
         self.num_requests -= 1
         if self._waiter is not None and not self.is_full and not self._waiter.done():
             self._waiter.set_result(None)
         if self._is_over and self.num_requests == 0:
-            self._occupancy.leave(self._tenant)
+            self._occupancy.leave(self.tenant)
 
     async def room(self) -> None:
         """Waits until more may be read."""
@@ -106,7 +106,7 @@ class OpenCall:
         """Ends the call, once."""
         self._is_over = True
         if self.num_requests <= 0:
-            self._occupancy.leave(self._tenant)
+            self._occupancy.leave(self.tenant)
 
 
 def _subtract(counter: Counter[str], tenant: str, number: int) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import queue
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
-from support.calls import eventually, status_of
+from support.calls import eventually, plain_channel, status_of
 from support.fakes import GatedBackend
 from support.processes.server import serving
 from test_service import Stream, opening, round_after
@@ -253,6 +254,49 @@ def test_no_more_is_read_for_a_while_after_what_the_engine_finds_invalid(
     for round_id in range(1, 10):
         opened = other.ask(verify=round_after(opened, round_id)).verify.verdict
     assert server.engine.observer.errors["invalid"] == 2
+
+
+@pytest.mark.parametrize("name", ["Describe", "Open", "Verify", "Close", "Generate"])
+def test_a_call_counts_before_its_message_has_come_and_ends_where_it_does_not(
+    server: VerifierServer, channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    make = channel.stream_stream(f"{SERVICE}/{name}")  # on the wire a unary call is a stream
+    messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    silent = [make(iter(messages.get, None), metadata=metadata_of(1, "loud")) for _ in range(4)]
+    calls = server.service.occupancy.calls
+    assert eventually(lambda: calls["loud"] == 4)
+    code, details = status_of(lambda: make(iter([b""]), metadata=metadata_of(1, "loud")))
+    assert code is grpc.StatusCode.UNAVAILABLE and "--tenant-max-calls" in details
+    open_stream(channel, 2, "quiet")[0].call.cancel()
+    for call in silent:
+        call.cancel()
+    assert eventually(lambda: not calls)
+    monkeypatch.setattr("outrider.cloud_verifier.rpc.service.SILENT_S", 0.05)
+    code, details = status_of(lambda: make(iter(messages.get, None), metadata=metadata_of(1, "loud")))
+    assert code is grpc.StatusCode.UNAVAILABLE and "has not come" in details
+    assert eventually(lambda: not calls)
+    for _ in range(5):
+        messages.put(None)
+
+
+def test_a_connection_has_a_bounded_number_of_calls_and_the_others_wait_at_its_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outrider.cloud_verifier.server.entrance.MAX_CONNECTION_STREAMS", 3)
+    with serving(GatedBackend()) as server, plain_channel(server.port) as channel:
+        streams = [open_stream(channel, name, "loud")[0] for name in range(3)]
+        waiting = Stream(outrider_pb2_grpc.VerifierStub(channel), metadata_of(9, "loud"))
+        waiting.say(open=opening(session_id=bytes([9]) * 16))
+        with plain_channel(server.port) as other:
+            open_stream(other, 10, "quiet")[0].call.cancel()
+        assert server.service.occupancy.calls["loud"] == 3
+        streams[0].call.cancel()
+        assert waiting.hear().open.opened.position == 4
+
+
+def test_a_call_that_ends_without_a_message_is_an_invalid_argument(channel: grpc.Channel) -> None:
+    code, details = status_of(lambda: channel.stream_stream(f"{SERVICE}/Open")(iter(())))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT and "no message" in details
 
 
 def test_idle_streams_end_silent_ones_sooner_and_busy_ones_stay(
