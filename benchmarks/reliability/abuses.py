@@ -25,6 +25,7 @@ Metadata = tuple[tuple[str, str], ...]
 ONE_MIB = 1 << 20
 _ID_OF_A = 65  # the embedded pair's token of "a"
 _PAUSE_S = 0.002  # between two attempts of a client that was refused
+_NUM_LONG_TEXTS = 8  # of each task of `long_texts`
 
 
 @dataclass(slots=True)
@@ -199,6 +200,23 @@ async def penalties(abuser: Abuser) -> None:
     )
 
 
+async def long_texts(abuser: Abuser) -> None:
+    """Sends rounds of more texts nearly as long as the context than the KV pool holds, one session after the other: an
+    edge that drafts for as long keeps its KV only where tenants are told apart."""
+
+    async def one() -> None:
+        sessions = [_Session(abuser) for _ in range(_NUM_LONG_TEXTS)]
+        for session in sessions:
+            await session.open(_ids(abuser, abuser.max_context * 7 // 8))
+        while not abuser.until.is_set() and sessions[0].position < abuser.max_context - 80:
+            for session in sessions:
+                await session.round()
+        for session in sessions:
+            await session.close()
+
+    await abuser.everywhere(one)
+
+
 async def truncation(abuser: Abuser) -> None:
     """Sends rounds whose top-p has to sort nearly the whole vocabulary."""
     await _sampled_rounds(abuser, pb.SamplingParams(temperature=100.0, top_p=0.999999, min_p=1e-9))
@@ -347,6 +365,7 @@ ABUSES: dict[str, Callable[[Abuser], Awaitable[None]]] = {
         ambiguous_grammars,
         compiled_grammars,
         penalties,
+        long_texts,
         truncation,
         stop_ids,
         supports,

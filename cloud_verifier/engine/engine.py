@@ -322,6 +322,8 @@ class Engine:
             waiting.append(job)
             return
         with self.sessions.isolate(job):
+            if job.on_taken is not None:
+                job.on_taken()
             admitted = self.admission.admit(job)
             if isinstance(admitted, Work):
                 admitted.session.pause.end(job.arrival_ns / 1e9)

@@ -38,6 +38,7 @@ class Job:
     ticket: AdmissionTicket | None = None  # of a round that the backlog admitted when it arrived
     call: object = None  # that the request came by: the same object for all requests of a call
     found: Found | None = None  # of an opening that waited for its grammar
+    on_taken: Callable[[], object] | None = None  # of a request without an answer: called as `reply` is
 
     @property
     def num_tokens(self) -> int:

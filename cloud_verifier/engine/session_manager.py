@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.observe import EngineObserver
+from outrider.cloud_verifier.engine.scheduler import OTHERS_ABOUT_S
 from outrider.cloud_verifier.engine.session import Session
 from outrider.cloud_verifier.engine.work import Work
 from outrider.common.alignment import TokenChain
@@ -181,19 +182,34 @@ class SessionManager:
             session.features.truncate(length)
 
     def make_kv_room(self) -> Work | None:
-        """Gives back the KV of the least recently used idle session. Where none is idle, returns the work that has to
-        give way, which keeps its KV: that of the newest session of the tenant that holds most. Older ones go on and
-        end, so that sessions that are too large together do not stop each other.
+        """Gives back the KV of an idle session, the least recently used one of the tenant that holds most. Where none
+        is idle, returns the work that has to give way, which keeps its KV: that of the newest session of the tenant
+        that holds most. Older ones go on and end, so that sessions that are too large together do not stop each other.
+
+        A tenant that holds most with several works gives way before another tenant's session that is in use.
         """
-        for session in self:
-            if session.kv is not None and not session.is_busy:
-                self.evict(session)
-                return None
         held = Counter[str]()
-        for session in self.active:
+        for session in self:
             held[session.tenant] += session.kv_length
         newest = max(self.active, key=lambda each: (held[each.tenant], each.tenant, each.number))
-        return self.active[newest]
+        victim = self._idle_with_kv(held, newest)
+        if victim is None:
+            return self.active[newest]
+        self.evict(victim)
+        return None
+
+    def _idle_with_kv(self, held: Counter[str], newest: Session) -> Session | None:
+        """Returns the idle session whose KV is given back, None where `newest` has to give way. `held` has the tokens
+        of each tenant."""
+        idle = [session for session in self if session.kv is not None and not session.is_busy]
+        if not idle:
+            return None
+        victim = max(idle, key=lambda session: held[session.tenant])  # the first of equals
+        has_more = held[newest.tenant] > held[victim.tenant]
+        if has_more and sum(session.tenant == newest.tenant for session in self.active) > 1:
+            # The least recently used of all is not expected back, or every idle one is.
+            return idle[0] if idle[0].last_used_s < self._clock.now() - OTHERS_ABOUT_S else None
+        return victim
 
     def evict(self, session: Session) -> None:
         """Gives the session's KV back, which is recomputed when it is needed."""

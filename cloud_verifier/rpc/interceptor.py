@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from outrider.cloud_verifier.rpc.answers import UnreadError
+from outrider.cloud_verifier.rpc.health import HealthError
 from outrider.cloud_verifier.rpc.occupancy import TooManyCallsError
 from outrider.cloud_verifier.rpc.service import ShuttingDownError
 from outrider.cloud_verifier.rpc.stream import REJECTION_S, IdleError, SupersededError
@@ -25,6 +26,8 @@ def _status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
             return grpc.StatusCode.PERMISSION_DENIED, str(error)
         case AccessError():
             return grpc.StatusCode.UNAUTHENTICATED, str(error)
+        case HealthError():
+            return error.code, str(error)
         case InvalidFieldError():
             return grpc.StatusCode.INVALID_ARGUMENT, str(error)
         case SupersededError():

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
 from outrider.cloud_verifier.config import CallLimits
+from outrider.cloud_verifier.engine.admission import MAX_WAITING
 from outrider.common.types import GenerateRequest, OpenRequest, SessionRequest, VerifyRequest
+
+# Requests of one call that wait for the engine: no more are read until it has taken or answered some. Its session
+# refuses those beyond half as many, so that a client which pipelines rounds never meets it.
+MAX_REQUESTS = 2 * MAX_WAITING
 
 
 class TooManyCallsError(Exception):
@@ -23,18 +29,23 @@ class Occupancy:
         self.waiting_ids: Counter[str] = Counter()
 
     @contextlib.contextmanager
-    def call(self, tenant: str) -> Iterator[None]:
-        """Counts a call while it is open. Raises `TooManyCallsError`."""
+    def call(self, tenant: str) -> Iterator[OpenCall]:
+        """Counts a call while it is open, and until its last request was given back. Raises `TooManyCallsError`."""
         own_most, most = self.limits.tenant_max_calls, self.limits.max_calls
         if own_most and self.calls[tenant] >= own_most:
             raise TooManyCallsError(f"{own_most} calls of this tenant are open (--tenant-max-calls)")
         if most and self.calls.total() >= most:
             raise TooManyCallsError(f"{most} calls are open (--max-calls)")
         self.calls[tenant] += 1
+        call = OpenCall(self, tenant)
         try:
-            yield
+            yield call
         finally:
-            _subtract(self.calls, tenant, 1)
+            call.end()
+
+    def leave(self, tenant: str) -> None:
+        """Counts out a call."""
+        _subtract(self.calls, tenant, 1)
 
     def take(self, tenant: str, num_ids: int) -> str:
         """Counts a request in. Returns the limit that is in the way, "" for none; one request always fits."""
@@ -47,6 +58,55 @@ class Occupancy:
     def give_back(self, tenant: str, num_ids: int) -> None:
         """Counts out a request that was answered."""
         _subtract(self.waiting_ids, tenant, num_ids)
+
+
+class OpenCall:
+    """Counts the requests of one call that the engine has not answered, or not taken where they have no answer.
+
+    A call that ended counts until there are none: what a client leaves here by ending one call after another is bounded
+    as what it has open is. Lives on the event loop.
+    """
+
+    def __init__(self, occupancy: Occupancy, tenant: str) -> None:
+        self.num_requests = 0
+        self._occupancy = occupancy
+        self.tenant = tenant
+        self._is_over = False
+        self._waiter: asyncio.Future[None] | None = None  # of who reads, while there is no room
+
+    @property
+    def is_full(self) -> bool:
+        """Returns whether no more is to be read."""
+        return self.num_requests >= MAX_REQUESTS
+
+    def take(self, num_ids: int = 0) -> str:
+        """Counts a request in. Returns the limit that is in the way, "" for none; none is for a request without
+        ids."""
+        if limit := self._occupancy.take(self.tenant, num_ids):
+            return limit
+        self.num_requests += 1
+        return ""
+
+    def give_back(self, num_ids: int = 0) -> None:
+        """Counts out a request."""
+        self._occupancy.give_back(self.tenant, num_ids)
+        self.num_requests -= 1
+        if self._waiter is not None and not self.is_full and not self._waiter.done():
+            self._waiter.set_result(None)
+        if self._is_over and self.num_requests == 0:
+            self._occupancy.leave(self.tenant)
+
+    async def room(self) -> None:
+        """Waits until more may be read."""
+        while self.is_full:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+
+    def end(self) -> None:
+        """Ends the call, once."""
+        self._is_over = True
+        if self.num_requests <= 0:
+            self._occupancy.leave(self.tenant)
 
 
 def _subtract(counter: Counter[str], tenant: str, number: int) -> None:

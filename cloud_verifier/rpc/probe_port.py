@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.cloud_verifier.rpc.health import MAX_CONNECTION_CALLS, HealthCalls, Status
+from outrider.cloud_verifier.rpc.interceptor import ErrorInterceptor
 from outrider.common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ class ProbePort:
 
     async def open(self) -> None:
         """Binds and serves on the running event loop. Raises `UsageError` where it cannot bind."""
-        self._server = grpc.aio.server(options=(("grpc.so_reuseport", 0),))
-        health_pb2_grpc.add_HealthServicer_to_server(_Health(self._engine), self._server)
+        options = (("grpc.so_reuseport", 0), ("grpc.max_concurrent_streams", MAX_CONNECTION_CALLS))
+        self._server = grpc.aio.server(interceptors=(ErrorInterceptor(),), options=options)
+        HealthCalls(self._status_of, has_watch=False).add_to(self._server)
         try:
             self.port = self._server.add_insecure_port(self._listen)
         except RuntimeError as error:
@@ -44,14 +46,9 @@ class ProbePort:
         """Stops at once."""
         await self._server.stop(grace=None)
 
-
-class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    async def Check(self, request: Any, context: Any) -> Any:
-        if request.service not in (READY, LIVE):
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"want {READY!r} or {LIVE!r}")
-        is_well = self._engine.is_running and (request.service == LIVE or not self._engine.is_draining)
-        status = health_pb2.HealthCheckResponse
-        return status(status=status.SERVING if is_well else status.NOT_SERVING)
+    def _status_of(self, service: str) -> Status | None:
+        if service not in (READY, LIVE):
+            return None
+        engine = self._engine
+        is_well = engine.is_running and (service == LIVE or not engine.is_draining)
+        return "SERVING" if is_well else "NOT_SERVING"

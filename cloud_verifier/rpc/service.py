@@ -21,7 +21,8 @@ from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Disconnect, Job, Reply
 from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
 from outrider.cloud_verifier.rpc.mailbox import Mailbox
-from outrider.cloud_verifier.rpc.occupancy import Occupancy, num_ids_of
+from outrider.cloud_verifier.rpc.occupancy import Occupancy, OpenCall, num_ids_of
+from outrider.cloud_verifier.rpc.one_message import SILENT_S, read_message
 from outrider.cloud_verifier.rpc.stream import (
     REJECTION_S,
     IdleError,
@@ -55,7 +56,6 @@ log = logging.getLogger(__name__)
 
 SERVICE_NAME = "outrider.v1.Verifier"
 _REJECTED = (RoundErrorCode.INVALID, RoundErrorCode.UNKNOWN_SESSION)
-SILENT_S = 30.0  # a stream says something by then: an edge begins one with its first message
 CutOff = Callable[[Exception], None]
 """Ends one call with this error."""
 
@@ -90,28 +90,32 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._is_ending = False
 
     def make_handler(self) -> grpc.GenericRpcHandler:
-        """Returns the handler of all calls. All read bytes, which may be no message. Streams write bytes too:
-        their size is needed, and a refusal is encoded once."""
+        """Returns the handler of all calls. All are counted from their beginning, before their first message, and read
+        bytes, which may be no message. Streams write bytes too: their size is needed, and a refusal is encoded once."""
         handlers = {
             "Session": grpc.stream_stream_rpc_method_handler(self.Session),
-            "Generate": grpc.unary_stream_rpc_method_handler(
+            "Generate": grpc.stream_stream_rpc_method_handler(
                 self._reading(self.Generate, pb.GenerateRequest)
             ),
         }
         for kind in (pb.DescribeRequest, pb.OpenRequest, pb.VerifyRequest, pb.CloseRequest):
             name = kind.__name__.removesuffix("Request")
-            handlers[name] = grpc.unary_unary_rpc_method_handler(
+            handlers[name] = grpc.stream_unary_rpc_method_handler(
                 self._reading(getattr(self, name), kind), response_serializer=_serialize
             )
         return grpc.method_handlers_generic_handler(SERVICE_NAME, handlers)
 
     def _reading(
-        self, behaviour: Callable[[Any, Any], Awaitable[Any]], kind: type[Any]
-    ) -> Callable[[bytes, Any], Awaitable[Any]]:
-        async def read(content: bytes, context: Any) -> Any:
-            with self._unreadable_is_logged():
-                message = codec.parse(kind, content)
-            return await behaviour(message, context)
+        self, behaviour: Callable[[Any, Any, OpenCall], Awaitable[Any]], kind: type[Any]
+    ) -> Callable[[Any, Any], Awaitable[Any]]:
+        """Returns the handler of a call that brings one message of `kind`."""
+
+        async def read(_requests: Any, context: Any) -> Any:
+            with self.occupancy.call(self._caller_of(context).tenant) as call:
+                content = await read_message(context, SILENT_S)
+                with self._unreadable_is_logged():
+                    message = codec.parse(kind, content)
+                return await behaviour(message, context, call)
 
         return read
 
@@ -136,7 +140,6 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             clock=engine.clock,
             max_unread_bytes=self._max_unread_bytes,
             limits=engine.model.limits,
-            occupancy=self.occupancy,
             registry=self._streams,
         )
 
@@ -183,15 +186,18 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._engine.submit(job)
 
     def _submit_unary(
-        self,
-        tenant: str,
-        session_id: bytes,
-        request: SessionRequest | Disconnect,
-        call: object,
-        reply: Reply = ignore,
+        self, call: OpenCall, session_id: bytes, request: SessionRequest, reply: Reply = ignore
     ) -> None:
         arrival_ns = int(self._engine.clock.now() * 1e9)
-        self._submit(Job(session_id, request, reply, arrival_ns, tenant, call=call))
+        self._submit(Job(session_id, request, reply, arrival_ns, call.tenant, call=call))
+
+    def _disconnect(self, call: OpenCall, session_id: bytes) -> None:
+        """Tells the engine that a call is over whose request it has not answered."""
+        arrival_ns, post = int(self._engine.clock.now() * 1e9), self._stream_context.mailbox.post
+        call.take()
+        job = Job(session_id, Disconnect(), ignore, arrival_ns, call.tenant, call=call)
+        job.on_taken = lambda: post(call.give_back)
+        self._submit(job)
 
     def _count(self, session_id: bytes, response: SessionResponse) -> None:
         """Counts an error where it leaves: on one thread, wherever it was made."""
@@ -208,8 +214,8 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         """Carries a session's requests and answers, in both directions, until either side ends the call."""
         self._check_taking()
         caller = self._caller_of(context)
-        with self.occupancy.call(caller.tenant), self._unreadable_is_logged():
-            stream = SessionStream(self._stream_context, caller.tenant, session_id_of(context))
+        with self.occupancy.call(caller.tenant) as call, self._unreadable_is_logged():
+            stream = SessionStream(self._stream_context, caller.tenant, session_id_of(context), call)
             self._open.add(stream)
             stream.read(request_iterator)
             try:
@@ -221,27 +227,29 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------- unary
 
-    async def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeResponse:
+    async def Describe(
+        self, request: pb.DescribeRequest, context: Any, call: OpenCall
+    ) -> pb.DescribeResponse:
         """Returns what is served: model, limits, methods."""
         # For `edge-client doctor`: certificates and tokens expire by clocks that should agree.
         context.set_trailing_metadata((("x-outrider-time-ms", str(time.time_ns() // 1_000_000)),))
         return codec.encode_model_info(replace(self._engine.model, memory=self._engine.told_memory))
 
-    async def Open(self, request: pb.OpenRequest, context: Any) -> pb.OpenResponse:
+    async def Open(self, request: pb.OpenRequest, context: Any, call: OpenCall) -> pb.OpenResponse:
         """Opens a session or replaces its sequence."""
-        reply = await self._answer(codec.decode_open, request, context)
+        reply = await self._answer(codec.decode_open, request, context, call)
         assert isinstance(reply, codec.OpenReply)
         return codec.encode_open_response(reply)
 
-    async def Verify(self, request: pb.VerifyRequest, context: Any) -> pb.VerifyResponse:
+    async def Verify(self, request: pb.VerifyRequest, context: Any, call: OpenCall) -> pb.VerifyResponse:
         """Verifies one round."""
-        reply = await self._answer(codec.decode_verify, request, context)
+        reply = await self._answer(codec.decode_verify, request, context, call)
         assert isinstance(reply, codec.VerifyReply)
         return codec.encode_verify_response(reply)
 
-    async def Close(self, request: pb.CloseRequest, context: Any) -> pb.CloseResponse:
+    async def Close(self, request: pb.CloseRequest, context: Any, call: OpenCall) -> pb.CloseResponse:
         """Closes a session."""
-        reply = await self._answer(codec.decode_close, request, context)
+        reply = await self._answer(codec.decode_close, request, context, call)
         if (
             isinstance(reply, RoundError) and reply.code is RoundErrorCode.INVALID
         ):  # its answer has no place for one
@@ -249,7 +257,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         assert not isinstance(reply, RoundError), reply
         return codec.encode_closed(reply)  # type: ignore[arg-type]
 
-    async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
+    async def Generate(self, request: pb.GenerateRequest, context: Any, call: OpenCall) -> None:
         """Streams tokens that the target decodes; the end of the call ends it."""
         try:
             decoded = codec.decode_generate(request, self._engine.model.limits)
@@ -265,6 +273,9 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
 
         def push(reply: SessionResponse) -> None:
             nonlocal is_over, is_rejected
+            is_last = isinstance(reply, RoundError) or (isinstance(reply, GeneratedTokens) and reply.is_last)
+            if is_last:
+                call.give_back(num_ids_of(decoded))
             if is_over or answers.error is not None:
                 return
             self._count(session_id, reply)
@@ -274,20 +285,20 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             except UnreadError as error:
                 answers.cut_off(error)
                 return
-            if isinstance(reply, RoundError) or (isinstance(reply, GeneratedTokens) and reply.is_last):
+            if is_last:
                 is_over = True
                 is_rejected = isinstance(reply, RoundError) and reply.code in _REJECTED
                 answers.end()
 
         def end() -> None:
-            self._submit_unary(caller.tenant, session_id, CancelRequest(decoded.round_id), answers)
+            self._submit_unary(call, session_id, CancelRequest(decoded.round_id))
 
         post = self._stream_context.mailbox.post
-        with self._unary_call(caller.tenant, decoded) as refusal:
+        with self._taking(call, decoded) as refusal:
             if refusal is not None:
                 await context.write(codec.encode_generate_response(refusal).SerializeToString())
                 return
-            self._submit_unary(caller.tenant, session_id, decoded, answers, lambda reply: post(push, reply))
+            self._submit_unary(call, session_id, decoded, lambda reply: post(push, reply))
             self._generations.add(end)
             try:
                 with self._may_be_cut_off(answers.cut_off, caller):
@@ -298,10 +309,10 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 self._generations.remove(end)
                 if not is_over:
                     is_over = True
-                    self._submit_unary(caller.tenant, session_id, Disconnect(), answers)
+                    self._disconnect(call, session_id)
 
     async def _answer(
-        self, decode: Callable[[Any, Limits], Any], message: Any, context: Any
+        self, decode: Callable[[Any, Limits], Any], message: Any, context: Any, call: OpenCall
     ) -> SessionResponse:
         """Returns the final reply to one unary message; `Progress` is dropped."""
         try:
@@ -313,18 +324,22 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         answer: asyncio.Future[SessionResponse] = asyncio.get_running_loop().create_future()
         post = self._stream_context.mailbox.post
 
+        def settle(reply: SessionResponse) -> None:
+            call.give_back(num_ids_of(request))
+            if not answer.done():
+                answer.set_result(reply)
+
         def resolve(reply: SessionResponse) -> None:
             if not isinstance(reply, Progress):
-                post(_set_once, answer, reply)
+                post(settle, reply)
 
-        tenant = self._caller_of(context).tenant
-        with self._unary_call(tenant, request) as refusal:
+        with self._taking(call, request) as refusal:
             if refusal is None:
-                self._submit_unary(tenant, session_id, request, answer, resolve)
+                self._submit_unary(call, session_id, request, resolve)
             try:
                 response = refusal or await answer
             except asyncio.CancelledError:
-                self._submit_unary(tenant, session_id, Disconnect(), answer)
+                self._disconnect(call, session_id)
                 raise
             if isinstance(response, RoundError) and response.code in _REJECTED:
                 await asyncio.sleep(REJECTION_S)
@@ -341,20 +356,18 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             del self._callers[cut_off]
 
     @contextlib.contextmanager
-    def _unary_call(self, tenant: str, request: SessionRequest) -> Iterator[RoundError | None]:
-        """Counts a call with its request; yields the refusal of one that there is no room for."""
+    def _taking(self, call: OpenCall, request: SessionRequest) -> Iterator[RoundError | None]:
+        """Counts the request of a unary call, which its last answer gives back; yields the refusal of one that there is
+        no room for."""
         self._check_taking()
-        num_ids = num_ids_of(request)
-        with self.occupancy.call(tenant):
-            if limit := self.occupancy.take(tenant, num_ids):
-                yield waiting_refusal(self._stream_context, request, limit)
-                return
-            self._num_unary += 1
-            try:
-                yield None
-            finally:
-                self._num_unary -= 1
-                self.occupancy.give_back(tenant, num_ids)
+        if limit := call.take(num_ids_of(request)):
+            yield waiting_refusal(self._stream_context, request, limit)
+            return
+        self._num_unary += 1
+        try:
+            yield None
+        finally:
+            self._num_unary -= 1
 
     def _answer_invalid(self, message: Any, error: InvalidFieldError) -> RoundError:
         response = invalid(getattr(message, "round_id", 0), error)
@@ -364,8 +377,3 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
 
 def _serialize(message: Any) -> bytes:
     return bytes(message.SerializeToString())
-
-
-def _set_once(future: asyncio.Future[SessionResponse], reply: SessionResponse) -> None:
-    if not future.done():
-        future.set_result(reply)

@@ -11,7 +11,7 @@ from outrider.cloud_verifier.engine.job import Disconnect, Job, num_tokens_of_ro
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
 from outrider.cloud_verifier.rpc.mailbox import Mailbox
-from outrider.cloud_verifier.rpc.occupancy import Occupancy, num_ids_of
+from outrider.cloud_verifier.rpc.occupancy import OpenCall, num_ids_of
 from outrider.cloud_verifier.security.metadata import SESSION_ID_KEY
 from outrider.common import codec
 from outrider.common.clock import Clock
@@ -34,8 +34,8 @@ from outrider.common.types import (
     VerifyRequest,
 )
 
-# Before the answer to what is invalid: whoever sends it would send the next at once, and each message takes the
-# event loop time that the rounds of others wait for.
+# For each answer to what is invalid: before it in a unary call, on a stream until the next message is read. Whoever
+# sends it would send the next at once, and each message takes the event loop time that the rounds of others wait for.
 REJECTION_S = 0.1
 
 SessionKey = tuple[str, bytes]
@@ -86,14 +86,13 @@ class StreamContext:
     clock: Clock
     max_unread_bytes: int
     limits: Limits
-    occupancy: Occupancy
     registry: StreamRegistry = field(default_factory=StreamRegistry)
 
 
 class SessionStream:
     """Reads one call's requests and queues its answers. Lives on the event loop. The session outlives it."""
 
-    def __init__(self, context: StreamContext, tenant: str, session_id: bytes) -> None:
+    def __init__(self, context: StreamContext, tenant: str, session_id: bytes, call: OpenCall) -> None:
         """`session_id` is empty where the call's metadata has none: the opening names it then."""
         self.answers = Answers(context.max_unread_bytes)
         self.last_used_s = context.clock.now()
@@ -104,7 +103,8 @@ class SessionStream:
         self._reader: asyncio.Task[None] | None = None
         self._last_round_id: int | None = None  # the highest that the engine was given here
         self._generating: int | None = None
-        self._num_unanswered = 0
+        self._call = call
+        self._pause_s = 0.0  # until the next message is read
         self._round_tokens: dict[int, int] = {}  # of the unanswered rounds, oldest first
         self._has_last_request = False  # the edge's half-close, or ours
         self._last_error: Exception | None = None  # how to end once everything is answered
@@ -114,7 +114,7 @@ class SessionStream:
     @property
     def is_idle(self) -> bool:
         """Returns whether nothing is computed for it."""
-        return self._num_unanswered <= 0
+        return self._call.num_requests <= 0
 
     def read(self, requests: AsyncIterator[bytes]) -> None:
         """Takes requests from now on."""
@@ -123,18 +123,25 @@ class SessionStream:
     async def _read_all(self, requests: AsyncIterator[bytes]) -> None:
         try:
             async for content in requests:
-                if not self._take(codec.parse(pb.SessionRequest, content)):
-                    await asyncio.sleep(REJECTION_S)
+                self._take(codec.parse(pb.SessionRequest, content))
+                if self._call.is_full or self._pause_s:
+                    await self._pause()
             self._has_last_request = True
             self._end_if_done()
         except Exception as error:
             self.end(error)
 
+    async def _pause(self) -> None:
+        """Waits until the engine has taken enough of what was read, and for a while after what was rejected."""
+        await self._call.room()
+        pause_s, self._pause_s = self._pause_s, 0.0
+        await asyncio.sleep(pause_s)
+
     # ------------------------------------------------------------------------------------ messages in
 
-    def _take(self, message: pb.SessionRequest) -> bool:
-        """Answers a request that is invalid, or over its tenant's bound, and returns False: no other is read for a
-        while. Refuses a round that has no room; the engine gets the others."""
+    def _take(self, message: pb.SessionRequest) -> None:
+        """Answers a request that is invalid, or over its tenant's bound. Refuses a round that has no room; the engine
+        gets the others."""
         self.last_used_s, self.is_silent = self._context.clock.now(), False
         try:
             request = codec.decode_request(message, self._context.limits)
@@ -142,23 +149,23 @@ class SessionStream:
                 self._check_session_id(request.session_id)
         except InvalidFieldError as error:
             self._answer_invalid(message, error)
-            return False
+            return
         if not self._session_id:
             raise InvalidFieldError(SESSION_ID_KEY, "the stream names no session and begins without an open")
         num_ids = num_ids_of(request)
-        if limit := self._context.occupancy.take(self._tenant, num_ids):
+        if limit := self._call.take(num_ids):
+            self._pause_s += REJECTION_S
             self._answer_error(waiting_refusal(self._context, request, limit), type(request))
-            return False
+            return
         ticket: AdmissionTicket | None = None
         if isinstance(request, VerifyRequest) and self._is_new(request.round_id):
             admitted = self._enter_round(request)
             if isinstance(admitted, Refusal):
-                self._context.occupancy.give_back(self._tenant, num_ids)
+                self._call.give_back(num_ids)
                 self._answer_refused(request.round_id, admitted)
-                return True
+                return
             ticket = admitted
         self._submit(request, num_ids, ticket)
-        return True
 
     def _is_new(self, round_id: int) -> bool:
         """Returns whether the round is above all that this stream brought, and so cannot be a replay."""
@@ -188,13 +195,15 @@ class SessionStream:
         num_ids: int = 0,
         ticket: AdmissionTicket | None = None,
     ) -> None:
+        """Hands the engine a request, which was counted."""
         arrival_ns = int(self._context.clock.now() * 1e9)
-        reply: Callable[[SessionResponse], object] = ignore
-        job = Job(self._session_id, request, reply, arrival_ns, self._tenant, ticket, call=self)
-        if not isinstance(request, CancelRequest | Disconnect):
-            post, kind = self._context.mailbox.post, type(request)
+        post = self._context.mailbox.post
+        job = Job(self._session_id, request, ignore, arrival_ns, self._tenant, ticket, call=self)
+        if isinstance(request, CancelRequest | Disconnect):
+            job.on_taken = lambda: post(self._settle)
+        else:
+            kind = type(request)
             job.reply = lambda response: post(self.push, response, kind, num_ids)
-            self._num_unanswered += 1
             if not isinstance(request, CloseRequest):
                 self._last_round_id = max(self._last_round_id or 0, request.round_id)
             if isinstance(request, GenerateRequest):
@@ -214,11 +223,13 @@ class SessionStream:
             not isinstance(response, GeneratedTokens) or response.is_last
         )
         if is_final:
-            self._context.occupancy.give_back(self._tenant, num_ids)
+            self._call.give_back(num_ids)
         if self.answers.error is not None:
             return
         self.last_used_s = self._context.clock.now()
         if isinstance(response, RoundError):
+            if response.code is RoundErrorCode.INVALID:
+                self._pause_s += REJECTION_S
             self._context.observer.on_error(
                 response.code, self._session_id, response.round_id, response.field
             )
@@ -230,7 +241,11 @@ class SessionStream:
             self._generating = None
         if isinstance(response, Verdict | RoundError):
             self._round_tokens.pop(response.round_id, None)
-        self._num_unanswered -= 1
+        self._end_if_done()
+
+    def _settle(self) -> None:
+        """Notes that the engine took a request that has no answer."""
+        self._call.give_back()
         self._end_if_done()
 
     def _answer_refused(self, round_id: int, refusal: Refusal) -> None:
@@ -245,7 +260,7 @@ class SessionStream:
         self._answer_error(invalid(round_id, error), kind)
 
     def _answer_error(self, error: RoundError, kind: type[SessionRequest]) -> None:
-        self._num_unanswered += 1
+        self._call.take()
         self.push(error, kind)
 
     def _put(self, message: bytes) -> bool:
@@ -260,13 +275,14 @@ class SessionStream:
     # ---------------------------------------------------------------------------------------- its end
 
     def _end_if_done(self) -> None:
-        if self._has_last_request and self._num_unanswered <= 0:
+        if self._has_last_request and self.is_idle:
             self.answers.end(self._last_error)
 
     def finish(self, error: Exception) -> None:
         """Takes no more requests; the call ends with `error` after all answers."""
         self._stop_reading()
         if self._generating is not None:
+            self._call.take()
             self._submit(CancelRequest(self._generating))
         self._has_last_request, self._last_error = True, error
         self._end_if_done()
@@ -284,6 +300,7 @@ class SessionStream:
         """Forgets the call, which is over. The session stays, without what only this call waited for."""
         self._stop_reading()
         if not self.is_idle:
+            self._call.take()
             self._submit(Disconnect())
         self._context.registry.unbind((self._tenant, self._session_id), self)
         self._context.backlog.leave_line(self._tenant, self._session_id)

@@ -19,7 +19,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from outrider.cloud_verifier.security.files import FileWatch, read_file, read_key
+from outrider.cloud_verifier.security.files import FileWatch, check_key_mode, read_file
 from outrider.common.errors import ConfigError
 
 
@@ -46,9 +46,8 @@ class ServerCertificates:
     def load(self) -> None:
         """Reads the files; raises `ConfigError` and keeps the previous ones where they cannot be used."""
         paths = self._paths
-        chain, key = read_file(paths.certificate, "--tls-cert"), read_key(paths.key, "--tls-key")
+        chain, key = read_file(paths.certificate, "--tls-cert"), read_file(paths.key, "--tls-key")
         client_ca = None if paths.client_ca is None else read_file(paths.client_ca, "--tls-client-ca")
-        self._waits_until = None
         begins, expires = _check_pair(chain, key, paths)
         self._check_times(begins, expires)
         if client_ca is not None:
@@ -59,6 +58,8 @@ class ServerCertificates:
             context.load_cert_chain(paths.certificate, paths.key)
         except OSError as error:  # replaced since we read them
             raise ConfigError(f"--tls-cert {paths.certificate}: cannot be used: {error}") from error
+        check_key_mode(paths.key)  # once they can be used: they are tried again where they cannot
+        self._waits_until = None
         self.expires = expires
         self.http_context = context  # of the admin port
         self._config = grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=client_ca)
@@ -66,12 +67,13 @@ class ServerCertificates:
     def reload(self, is_forced: bool = False) -> bool:
         """Loads changed files, and those that have become valid since, and returns whether there were any.
 
-        Raises `ConfigError` and keeps the previous ones where they cannot be used.
+        Raises `ConfigError` and keeps the previous ones where they cannot be used; the next call tries again.
         """
         is_valid_now = self._waits_until is not None and self._clock() >= self._waits_until
         if not (self._watch.has_changed() or is_forced or is_valid_now):
             return False
         self.load()
+        self._watch.accept()
         return True
 
     def grpc_credentials(self) -> Any:
@@ -95,6 +97,7 @@ class ServerCertificates:
         flag, now = f"--tls-cert {self._paths.certificate}", self._clock()
         if begins > now:
             self._waits_until = begins
+            self._watch.accept()  # until then there is nothing to try again
             raise ConfigError(f"{flag}: is valid from {begins:%Y-%m-%d %H:%M} UTC only")
         if expires <= now:
             raise ConfigError(f"{flag}: expired at {expires:%Y-%m-%d %H:%M} UTC; renew it")

@@ -15,16 +15,21 @@ Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class FileWatch:
-    """Detects changes of some files."""
+    """Detects changes of some files, again and again until they were accepted."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = tuple(paths)
-        self._seen = self._signature()
+        self._accepted = self._seen = self._signature()
 
     def has_changed(self) -> bool:
-        """Returns whether a file changed since the last call, or since this object was made."""
-        before, self._seen = self._seen, self._signature()
-        return self._seen != before
+        """Returns whether a file changed since the files that were accepted, or since this object was made."""
+        self._seen = self._signature()
+        return self._seen != self._accepted
+
+    def accept(self) -> None:
+        """Accepts the files as the last `has_changed` saw them: called once they are loaded. What changed in between
+        is a change."""
+        self._accepted = self._seen
 
     def _signature(self) -> Signature:
         return tuple(_signature_of(path) for path in self._paths)
@@ -46,9 +51,7 @@ def read_file(path: Path, flag: str) -> bytes:
         raise ConfigError(f"{flag} {path}: cannot read it: {error.strerror}") from error
 
 
-def read_key(path: Path, flag: str) -> bytes:
-    """Returns a key file's content as `read_file` does; warns when others may read it."""
-    content = read_file(path, flag)
+def check_key_mode(path: Path) -> None:
+    """Warns where everybody may read a key file. Raises OSError where it is gone."""
     if path.stat().st_mode & 0o004:
         log.warning("everybody on this machine may read a private key: chmod 600 it", extra={"path": path})
-    return content

@@ -21,6 +21,8 @@ from outrider.common.process.logs import LogLimiter
 
 log = logging.getLogger(__name__)
 
+SAID_AGAIN_S = 60.0  # between two lines about files that still cannot be loaded; they are tried each second
+
 _WHY = {  # for the log; `AccessError` has more for the caller
     "missing": "it has no credentials",
     "malformed": "its token is malformed",
@@ -44,6 +46,7 @@ class ServerSecurity:
         self.interceptors: tuple[Any, ...] = ()
         self.caller_of: Callable[[Any], Caller] = claimed_caller
         self._limiter = LogLimiter(log)
+        self._failures = LogLimiter(log, SAID_AGAIN_S)
         self._tokens_path = config.tokens
         if config.tls_cert is not None:
             from outrider.cloud_verifier.security.certificates import ServerCertificates, TlsPaths
@@ -74,23 +77,29 @@ class ServerSecurity:
         return int(server.add_secure_port(listen, self.certificates.grpc_credentials()))
 
     def reload(self, is_forced: bool = False) -> frozenset[str]:
-        """Loads files that changed, all of them if forced; unusable ones are logged and change nothing.
+        """Loads files that changed, all of them if forced. Those that cannot be loaded are logged, change nothing and
+        are tried again by the next call.
 
         Returns the ids of tokens that were valid before and are not any more.
         """
         if self.certificates is not None:
-            self._attempt("certificates", lambda: self._reload_certificates(is_forced))
+            self._attempt("certificates", lambda: self._reload_certificates(is_forced), is_forced)
         if self.authenticator is None:
             return frozenset()
         if self._tokens_watch.has_changed() or is_forced:
-            self._attempt("tokens", self._reload_tokens)
+            self._attempt("tokens", self._reload_tokens, is_forced)
         return self.authenticator.take_ended()
 
-    def _attempt(self, what: str, reload: Callable[[], None]) -> None:
+    def _attempt(self, what: str, reload: Callable[[], None], is_forced: bool) -> None:
         try:
             reload()
-        except (ConfigError, OSError) as error:
-            log.error("cannot take up the new %s, the old ones stay: %s", what, error)
+        except Exception as error:  # of whatever kind: the other files are loaded all the same
+            reason = error if isinstance(error, ConfigError | OSError) else repr(error)
+            line = f"cannot take up the new {what}, the old ones stay: {reason}"
+            if is_forced:  # whoever asked for it looks for an answer
+                log.error(line)
+            else:
+                self._failures.error(line, line, {})
 
     def _reload_certificates(self, is_forced: bool) -> None:
         assert self.certificates is not None
@@ -100,6 +109,7 @@ class ServerSecurity:
     def _reload_tokens(self) -> None:
         assert self.authenticator is not None and self._tokens_path is not None
         self.authenticator.replace(read_tokens(self._tokens_path))
+        self._tokens_watch.accept()
         log.info("took up tokens", extra={"num_tokens_known": len(self.authenticator)})
 
     def on_refused(self, error: AccessError) -> None:

@@ -46,9 +46,10 @@ def read_tokens(path: Path) -> Records:
         raise ConfigError(f"--tokens {path}: is not a file of tokens: not JSON") from error
     if mode & 0o022:
         raise ConfigError(f"--tokens {path}: others may write it (mode {mode:04o}): chmod 600 {path}")
-    if mode & 0o004:
+    records = _decode(content, path)
+    if mode & 0o004:  # of a file that can be used: one that cannot is read again and again
         log.warning("everybody on this machine may read the token file: chmod 600 it", extra={"path": path})
-    return _decode(content, path)
+    return records
 
 
 def change_tokens(path: Path, change: Callable[[Records], Sequence[TokenRecord]]) -> None:

@@ -10,14 +10,18 @@ from typing import Any
 import grpc
 
 from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.rpc.health import HEALTH_SERVICE_NAME, Health
 from outrider.cloud_verifier.rpc.interceptor import ErrorInterceptor
 from outrider.cloud_verifier.rpc.service import SERVICE_NAME, VerifierService
 from outrider.cloud_verifier.rpc.tracing import TraceContextInterceptor
 from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.addresses import check_addresses
-from outrider.cloud_verifier.server.health import HEALTH_SERVICE_NAME, Health
 from outrider.common.errors import UsageError
 from outrider.common.process.tracing import find_tracer
+
+# Calls of one connection, of all kinds: more wait at their client. Twice what a tenant has open at most by default
+# (--tenant-max-calls), where an edge has a few; it bounds what is open before it is counted.
+MAX_CONNECTION_STREAMS = 1024
 
 
 def server_options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
@@ -28,6 +32,7 @@ def server_options(max_message_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.keepalive_time_ms", 20_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.max_concurrent_streams", MAX_CONNECTION_STREAMS),
         ("grpc.so_reuseport", 0),
     )
 
@@ -41,7 +46,7 @@ class Entrance:
         self.security = ServerSecurity(config)
         self._config = config
         self._listen, _ = check_addresses(config)
-        self._health = Health(SERVICE_NAME)
+        self.health = Health(SERVICE_NAME)
         self._calls = _Calls()
         self._server: Any = None
 
@@ -55,10 +60,9 @@ class Entrance:
             interceptors=(ErrorInterceptor(), *self.security.interceptors, *tracing),
             options=server_options(self._config.max_message_bytes),
         )
-        self._health.add_to(server)
+        self.health.add_to(server)
         if self._config.reflection:
             _add_reflection(server)
-        await self._health.set("NOT_SERVING")
         try:
             self.port = self.security.add_port(server, self._listen)
         except RuntimeError as error:
@@ -67,14 +71,14 @@ class Entrance:
         await server.start()
         self._server = server
 
-    async def admit(self, service: VerifierService) -> None:
+    def admit(self, service: VerifierService) -> None:
         """Hands calls to `service` from now on."""
         self._calls.handler = service.make_handler()
-        await self._health.set("SERVING")
+        self.health.set("SERVING")
 
-    async def refuse(self) -> None:
+    def refuse(self) -> None:
         """Reports by health that new sessions are not taken; calls go on to the service."""
-        await self._health.set("NOT_SERVING")
+        self.health.set("NOT_SERVING")
 
     async def close(self) -> None:
         """Ends all calls and the port."""

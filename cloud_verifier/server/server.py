@@ -104,7 +104,7 @@ class VerifierServer:
             raise
         self._driver = EngineDriver(self.engine)
         self._driver.start()
-        await self._entrance.admit(self.service)
+        self._entrance.admit(self.service)
         self._watching = asyncio.create_task(self._watch())
         return self
 
@@ -143,7 +143,7 @@ class VerifierServer:
         """
         grace_s = self._config.drain_grace_s
         self.engine.is_draining = True
-        await self._entrance.refuse()
+        self._entrance.refuse()
         self.service.announce_draining(grace_s, "shutting down")
         log.info("draining %d sessions for up to %.0f s", self.engine.num_sessions, grace_s)
         await self._calls_ended(grace_s)

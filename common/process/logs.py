@@ -77,12 +77,19 @@ class LogLimiter:
 
     def info(self, key: str, message: str, facts: Mapping[str, object]) -> None:
         """Writes a line with its facts, unless one with this key was written within `interval_s`."""
+        self._write(logging.INFO, key, message, facts)
+
+    def error(self, key: str, message: str, facts: Mapping[str, object]) -> None:
+        """Writes an error as `info` writes a line."""
+        self._write(logging.ERROR, key, message, facts)
+
+    def _write(self, level: int, key: str, message: str, facts: Mapping[str, object]) -> None:
         if not self.is_due(key):
             return
         self._next_s[key] = self._clock() + self._interval_s
         if num_left_out := self._num_left_out.pop(key, 0):
             facts = {**facts, "num_left_out": num_left_out}
-        self._log.info(message, extra=facts)
+        self._log.log(level, message, extra=facts)
 
 
 def _facts(record: logging.LogRecord) -> dict[str, object]:

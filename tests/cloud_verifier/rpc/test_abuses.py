@@ -21,7 +21,7 @@ WITNESS = bytes(16)
 
 
 def serve() -> FakeBackend:
-    return FakeBackend(num_tokens=NUM_TOKENS, max_context=MAX_CONTEXT, kv_tokens=60_000)
+    return FakeBackend(num_tokens=NUM_TOKENS, max_context=MAX_CONTEXT, kv_tokens=10_000)
 
 
 def witness_text(port: int, until_s: float) -> list[tuple[int, int]]:

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import queue
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
-from support.calls import eventually, status_of
+from support.calls import eventually, plain_channel, status_of
 from support.fakes import GatedBackend
 from support.processes.server import serving
 from test_service import Stream, opening, round_after
 
 from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine.admission import MAX_WAITING
+from outrider.cloud_verifier.rpc.occupancy import MAX_REQUESTS
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
@@ -22,7 +25,13 @@ from outrider.common.pb import outrider_pb2_grpc
 SERVICE = "/outrider.v1.Verifier"
 GARBAGE = b"\xff" * 100
 LIMITS = {"max_sampling_ids": 100, "tenant_max_waiting_ids": 300, "tenant_max_calls": 4, "max_calls": 6}
-CONFIG = ServeConfig(max_draft_tokens=8, session_max_tokens=200, hide_batch_size=True, **LIMITS)  # type: ignore[arg-type]
+CONFIG = ServeConfig(
+    max_draft_tokens=8,
+    session_max_tokens=200,
+    max_queue_ms=1e4,
+    hide_batch_size=True,
+    **LIMITS,  # type: ignore[arg-type]
+)
 
 
 @pytest.fixture
@@ -160,6 +169,134 @@ def test_calls_are_bounded_by_tenant_and_another_is_let_in(
         stream.call.cancel()
     assert eventually(lambda: not server.service.occupancy.calls)
     open_stream(channel, 1, "loud")
+
+
+CANCEL, EMPTY_OPENING = (
+    {"cancel": pb.CancelRequest(round_id=1)},
+    {"open": pb.OpenRequest(session_id=b"a" * 16)},
+)
+
+
+@pytest.mark.parametrize("body", [CANCEL, EMPTY_OPENING], ids=["cancels", "openings"])
+def test_a_stream_is_read_no_faster_than_the_engine_takes_its_requests(
+    server: VerifierServer, channel: grpc.Channel, backend: GatedBackend, body: dict[str, Any]
+) -> None:
+    busy, opened = open_stream(channel, 1, "quiet")
+    stub = outrider_pb2_grpc.VerifierStub(channel)
+    backend.gate.clear()
+    num_begun = backend.num_begun
+    busy.say(verify=round_after(opened))
+    assert eventually(lambda: backend.num_begun > num_begun)
+    loud = Stream(stub, metadata_of(ord("a"), "loud"))
+    for _ in range(10 * MAX_REQUESTS):
+        loud.say(**body)
+    assert eventually(lambda: server.engine.num_arrived == MAX_REQUESTS)
+    for _ in range(20):
+        stub.Describe(pb.DescribeRequest())
+        assert server.engine.num_arrived == MAX_REQUESTS
+    backend.gate.set()
+    assert busy.hear().verify.verdict.position == 5
+    loud.call.cancel()
+    assert eventually(lambda: server.engine.num_jobs == 0)
+    assert eventually(lambda: set(server.service.occupancy.calls) == {"quiet"})
+
+
+def test_a_client_that_pipelines_as_many_rounds_as_a_session_holds_is_read_at_once(
+    server: VerifierServer, channel: grpc.Channel, backend: GatedBackend
+) -> None:
+    stream, opened = open_stream(channel, 1, "a")
+    backend.gate.clear()
+    num_begun = backend.num_begun
+    stream.say(verify=round_after(opened, 1))
+    assert eventually(lambda: backend.num_begun > num_begun)
+    for round_id in range(2, MAX_WAITING + 2):
+        stream.say(verify=round_after(opened, round_id))
+    assert eventually(lambda: server.engine.num_arrived == MAX_WAITING)
+    backend.gate.set()
+    answers = [stream.hear().verify.verdict.round_id for _ in range(MAX_WAITING + 1)]
+    assert answers == list(range(1, MAX_WAITING + 2))
+
+
+def test_requests_of_calls_that_ended_count_as_calls_until_the_engine_has_taken_them(
+    server: VerifierServer, channel: grpc.Channel, backend: GatedBackend
+) -> None:
+    busy, opened = open_stream(channel, 1, "quiet")
+    backend.gate.clear()
+    num_begun = backend.num_begun
+    busy.say(verify=round_after(opened))
+    assert eventually(lambda: backend.num_begun > num_begun)
+    stub = outrider_pb2_grpc.VerifierStub(channel)
+    streams = [Stream(stub, metadata_of(name, "loud")) for name in (2, 3)]
+    for stream in streams:
+        stream.say(cancel=pb.CancelRequest(round_id=1))
+    calls = [stub.Verify.future(pb.VerifyRequest(), metadata=metadata_of(name, "loud")) for name in (4, 5)]
+    assert eventually(lambda: server.engine.num_arrived == 4)
+    for call in (*(stream.call for stream in streams), *calls):
+        call.cancel()
+    assert eventually(lambda: server.engine.num_arrived == 8), "the engine is told that they are over"
+    code, details = status_of(lambda: stub.Verify(pb.VerifyRequest(), metadata=metadata_of(6, "loud")))
+    assert code is grpc.StatusCode.UNAVAILABLE and "--tenant-max-calls" in details
+    backend.gate.set()
+    assert eventually(lambda: set(server.service.occupancy.calls) == {"quiet"})
+    open_stream(channel, 2, "loud")
+
+
+def test_no_more_is_read_for_a_while_after_what_the_engine_finds_invalid(
+    server: VerifierServer, channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.cloud_verifier.rpc.stream.REJECTION_S", 3600.0)
+    wrong = opening(session_id=b"a" * 16, tokenizer_fingerprint="of another")
+    stream = Stream(outrider_pb2_grpc.VerifierStub(channel), metadata_of(ord("a"), "a"))
+    for _ in range(2):  # the second was being waited for already
+        assert stream.ask(open=wrong).open.error.code == pb.ROUND_ERROR_CODE_INVALID
+    stream.say(open=wrong)
+    other, opened = open_stream(channel, 1, "b")
+    for round_id in range(1, 10):
+        opened = other.ask(verify=round_after(opened, round_id)).verify.verdict
+    assert server.engine.observer.errors["invalid"] == 2
+
+
+@pytest.mark.parametrize("name", ["Describe", "Open", "Verify", "Close", "Generate"])
+def test_a_call_counts_before_its_message_has_come_and_ends_where_it_does_not(
+    server: VerifierServer, channel: grpc.Channel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    make = channel.stream_stream(f"{SERVICE}/{name}")  # on the wire a unary call is a stream
+    messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    silent = [make(iter(messages.get, None), metadata=metadata_of(1, "loud")) for _ in range(4)]
+    calls = server.service.occupancy.calls
+    assert eventually(lambda: calls["loud"] == 4)
+    code, details = status_of(lambda: make(iter([b""]), metadata=metadata_of(1, "loud")))
+    assert code is grpc.StatusCode.UNAVAILABLE and "--tenant-max-calls" in details
+    open_stream(channel, 2, "quiet")[0].call.cancel()
+    for call in silent:
+        call.cancel()
+    assert eventually(lambda: not calls)
+    monkeypatch.setattr("outrider.cloud_verifier.rpc.service.SILENT_S", 0.05)
+    code, details = status_of(lambda: make(iter(messages.get, None), metadata=metadata_of(1, "loud")))
+    assert code is grpc.StatusCode.UNAVAILABLE and "has not come" in details
+    assert eventually(lambda: not calls)
+    for _ in range(5):
+        messages.put(None)
+
+
+def test_a_connection_has_a_bounded_number_of_calls_and_the_others_wait_at_its_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("outrider.cloud_verifier.server.entrance.MAX_CONNECTION_STREAMS", 3)
+    with serving(GatedBackend()) as server, plain_channel(server.port) as channel:
+        streams = [open_stream(channel, name, "loud")[0] for name in range(3)]
+        waiting = Stream(outrider_pb2_grpc.VerifierStub(channel), metadata_of(9, "loud"))
+        waiting.say(open=opening(session_id=bytes([9]) * 16))
+        with plain_channel(server.port) as other:
+            open_stream(other, 10, "quiet")[0].call.cancel()
+        assert server.service.occupancy.calls["loud"] == 3
+        streams[0].call.cancel()
+        assert waiting.hear().open.opened.position == 4
+
+
+def test_a_call_that_ends_without_a_message_is_an_invalid_argument(channel: grpc.Channel) -> None:
+    code, details = status_of(lambda: channel.stream_stream(f"{SERVICE}/Open")(iter(())))
+    assert code is grpc.StatusCode.INVALID_ARGUMENT and "no message" in details
 
 
 def test_idle_streams_end_silent_ones_sooner_and_busy_ones_stay(
