@@ -313,6 +313,36 @@ async def silent_streams(abuser: Abuser) -> None:
         call.cancel()
 
 
+async def silent_calls(abuser: Abuser) -> None:
+    """Opens unary calls whose message never comes, and health watches."""
+    unary = abuser.channel.stream_unary(f"{SERVICE}/Open")  # on the wire a unary call is a stream
+    watch = abuser.channel.stream_stream("/grpc.health.v1.Health/Watch")
+    calls: list[Any] = []
+
+    async def one() -> None:
+        metadata = (("x-session-id", os.urandom(16).hex()), *abuser.metadata)
+        for call in (unary(metadata=metadata), watch(metadata=metadata)):
+            calls.append(call)
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(call.wait_for_connection(), 0.02)
+
+    await abuser.everywhere(one)
+    for call in calls:
+        call.cancel()
+
+
+async def cancels(abuser: Abuser) -> None:
+    """Cancels rounds that there are not, as fast as they are read, and leaves."""
+
+    async def one() -> None:
+        session = _Session(abuser)
+        for _ in range(1000):
+            await session.write(cancel=pb.CancelRequest(round_id=1))
+        session._call.cancel()
+
+    await abuser.everywhere(one)
+
+
 async def unary_flood(abuser: Abuser) -> None:
     """Makes unary calls for sessions that nobody opened, many at a time."""
     stub = outrider_pb2_grpc.VerifierStub(abuser.channel)
@@ -373,6 +403,8 @@ ABUSES: dict[str, Callable[[Abuser], Awaitable[None]]] = {
         waiting,
         garbage,
         silent_streams,
+        silent_calls,
+        cancels,
         unary_flood,
         co_located,
     )
