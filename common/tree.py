@@ -136,6 +136,17 @@ def main_path(token_ids: Sequence[int], parents: Sequence[int]) -> tuple[int, ..
     return tuple(token_ids[: len(runs[0])] if runs else token_ids)
 
 
+def likeliest_after(token_ids: Sequence[int], parents: Sequence[int], path: Sequence[int]) -> tuple[int, ...]:
+    """Returns the tokens of a draft's likeliest path after `path`; none where the draft has no such path."""
+    if not has_path(token_ids, parents, path):
+        return ()
+    if not parents:
+        return tuple(token_ids[len(path) :])
+    nodes = nodes_along(token_ids, parents, path)
+    below, below_parents = Tree(parents).subtree(nodes[-1] if nodes else ROOT)
+    return main_path([token_ids[node] for node in below], below_parents)
+
+
 def tokens_on_path(token_ids: Sequence[int], parents: Sequence[int], nodes: Sequence[int]) -> tuple[int, ...]:
     """Returns the tokens of `nodes`; none where they are not a path from the root, as garbage may not be."""
     is_path = not nodes or (0 <= nodes[-1] < len(parents) and Tree(parents).path(nodes[-1]) == list(nodes))

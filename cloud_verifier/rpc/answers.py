@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 
 class UnreadError(Exception):
@@ -49,7 +52,8 @@ class Answers:
         """Writes messages until the end. Raises `error`."""
         try:
             while (message := await self._get()) is not None:
-                await context.write(message)
+                if not await _was_written(context, message):
+                    return
         except asyncio.CancelledError:
             if self.error is None:
                 raise
@@ -70,6 +74,18 @@ class Answers:
         if message is not None:
             self._num_bytes -= len(message)
         return message
+
+
+async def _was_written(context: Any, message: bytes) -> bool:
+    """Writes a message, and returns whether the call was still there."""
+    try:
+        await context.write(message)
+    except Exception as gone:  # gRPC's own kind, which it does not export, where its client is gone meanwhile
+        if not context.done():
+            raise
+        log.debug("a client left before an answer was written: %s", gone)
+        return False
+    return True
 
 
 def _survive_cancel() -> None:

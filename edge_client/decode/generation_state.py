@@ -190,7 +190,7 @@ class GenerationState:
 
     def tree_budget(self, num_assumed: int = 0) -> TreeBudget | None:
         """Returns the bounds of the next round's tree; None where it is a chain: without `--tree`, or where the
-        verifier takes none."""
+        verifier takes none. Its paths are no longer than a chain may be, which it is where it has one leaf."""
         budget, drafter = self.options.tree, self.proposer.drafter
         if budget is None or self._model is None or self.tokens.finish is not None:
             return None
@@ -198,7 +198,7 @@ class GenerationState:
             return None
         limits = self._model.limits
         num_nodes = min(budget.num_nodes, limits.max_tree_nodes, self.context_room - num_assumed - 1)
-        longest = min(self.tokens.num_remaining - num_assumed - 1, num_nodes)
+        longest = min(self.tokens.num_remaining - num_assumed - 1, num_nodes, limits.max_draft_tokens)
         depth, copied = min(budget.max_depth, longest), min(budget.max_copied_depth, longest)
         if depth <= 0:
             return None

@@ -22,6 +22,7 @@ from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.reverify import reconcile
+from outrider.edge_client.drafting.learned.head import NUM_TOP
 from outrider.edge_client.transport.remote_verifier import SessionLostError
 
 _FIRST_MESSAGE_S = 2.0  # a rebuild that computes for longer reports `Progress` earlier
@@ -98,7 +99,7 @@ def _make_request(state: GenerationState, is_rebuild: bool) -> OpenRequest:
         target_fingerprint=expected,
         ignore_eos=options.stop.ignore_eos,
         stop_token_ids=options.stop.stop_token_ids,
-        num_logprobs=options.num_logprobs,
+        num_logprobs=max(options.num_logprobs, NUM_TOP if state.head_learner is not None else 0),
         is_rebuild=is_rebuild,
         round_id=state.remote.next_round_id(),
         draft_source=options.draft_source,

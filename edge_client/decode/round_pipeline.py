@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from outrider.common.methods import sends_probs, sends_support
-from outrider.common.tree import Tree, is_chain, main_path
+from outrider.common.tree import Tree, is_chain, likeliest_after, main_path
 from outrider.common.types import Draft, Method, Verdict, VerifyRequest
 from outrider.edge_client.controller.acceptance import BranchAcceptance
 from outrider.edge_client.controller.settings import SETTINGS
@@ -261,9 +261,9 @@ class RoundPipeline:
         oldest = self._rounds[0]
         self._state.recorder.timed_out(len(oldest.draft.token_ids), oldest.draft_ms)
         self.drop()
-        token_ids = main_path(oldest.request.draft_tokens, oldest.request.parents)
-        # A bonus may have put the first token into the sequence already.
-        return Draft(token_ids[self._state.tokens.position - oldest.start :], ())
+        # A bonus may have put the first token into the sequence already: of a tree any child of its root.
+        known = self._state.tokens.chain.token_ids[oldest.start :]
+        return Draft(likeliest_after(oldest.request.draft_tokens, oldest.request.parents, known), ())
 
     def drop(self) -> None:
         """Drops all rounds after the verifier rejected the oldest."""

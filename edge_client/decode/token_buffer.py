@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from outrider.common.alignment import TokenChain
 from outrider.common.clock import SYSTEM_CLOCK, Clock
@@ -24,7 +25,9 @@ class TokenBuffer:
         [ agreed with ][ verified, to be sent along ][ kept, to be judged ]
                        ^ acked_position              ^ settled_position    ^ position
 
-    `renew_decode` makes a decoder that has seen the prompt alone, for a sequence that is rolled back.
+    `renew_decode` makes a decoder that has seen the prompt alone, for a sequence that is rolled back. Of
+    log-probabilities the `num_logprobs` likeliest ids are kept, and nothing for 0: a draft that learns has the target
+    tell more.
     """
 
     def __init__(
@@ -35,9 +38,11 @@ class TokenBuffer:
         clock: Clock = SYSTEM_CLOCK,
         *,
         is_reverified: bool = False,
+        num_logprobs: int = 0,
         renew_decode: Callable[[], Decode] | None = None,
     ) -> None:
         self.is_reverified = is_reverified
+        self._num_logprobs = num_logprobs
         self.chain = TokenChain(prompt_ids)
         self.num_prompt_tokens = len(prompt_ids)
         self.acked_position = len(prompt_ids)
@@ -139,7 +144,7 @@ class TokenBuffer:
         events: list[TokenEvent] = []
         time_ns = int(self._now() * 1e9)
         first = len(self.origins)
-        known = [*logprobs, *[None] * (len(token_ids) - len(logprobs))]
+        known = [*map(self._asked_for, logprobs), *[None] * (len(token_ids) - len(logprobs))]
         for index, (token_id, origin, its_logprobs) in enumerate(
             zip(token_ids, origins, known, strict=True), start=first
         ):
@@ -188,9 +193,17 @@ class TokenBuffer:
             if not self.is_verified[index]:
                 self.is_verified[index] = True
                 if index - first < len(logprobs):
-                    self.logprobs[index] = logprobs[index - first]
+                    self.logprobs[index] = self._asked_for(logprobs[index - first])
                 cleared.append(MarkClearedEvent(index, self.logprobs[index]))
         return cleared
+
+    def _asked_for(self, told: TokenLogprobs) -> TokenLogprobs | None:
+        number = self._num_logprobs
+        if not number or number >= len(told.top_token_ids):
+            return told if number else None
+        return replace(
+            told, top_token_ids=told.top_token_ids[:number], top_logprobs=told.top_logprobs[:number]
+        )
 
     def roll_back(self, position: int) -> RolledBackEvent:
         """Drops the tokens from `position` on, and the end of the sequence. The text shown with the ones

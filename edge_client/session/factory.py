@@ -29,7 +29,6 @@ from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.edge_client.drafting.learned.head import NUM_TOP
 from outrider.edge_client.drafting.learned.learner import Learner
 from outrider.edge_client.drafting.onnx.runner import DropoutCost
 from outrider.edge_client.drafting.registry import WITHOUT_MODEL, create_draft_model
@@ -170,7 +169,7 @@ class Edge:
             method=config.verification.method,
             method_params=make_method_params(config),
             support_size=support_size(config),
-            num_logprobs=self._num_logprobs(config),
+            num_logprobs=config.logprobs,
             on_timeout=config.outage.on_timeout,
             recover_timeout_s=config.outage.recover_timeout_s,
             is_reverified=config.outage.reverify,
@@ -179,12 +178,6 @@ class Edge:
             tree=tree_budget(config),
             adapts_trees=tree_use(config) == "auto",
         )
-
-    def _num_logprobs(self, config: RunConfig) -> int:
-        """Returns how many of the target's likeliest tokens are asked for: what the user wants and what is learned
-        from."""
-        learns = self.learner is not None and config.mode.has_rounds
-        return max(config.logprobs, NUM_TOP) if learns else config.logprobs
 
     def _encode_word(self, word: str) -> TokenIds:
         return tuple(self.tokenizer.encode(word, is_complete=True))  # a word begins no text

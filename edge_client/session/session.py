@@ -128,6 +128,7 @@ class EdgeSession:
             decode,
             clock,
             is_reverified=options.is_reverified,
+            num_logprobs=options.num_logprobs,
             renew_decode=renew_decode,
         )
         self._state = GenerationState(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outrider.common.errors import InvalidFieldError
-from outrider.common.tree import ROOT, Tree, check_parents, is_chain
+from outrider.common.tree import ROOT, Tree, check_parents, is_chain, likeliest_after
 
 
 @st.composite
@@ -42,6 +42,13 @@ def test_a_subtree_has_the_paths_below_its_root(tree: Tree) -> None:
         for place, node in enumerate(nodes):
             expected = tree.path(node)[len(tree.path(root)) :]
             assert [nodes[each] for each in Tree(parents).path(place)] == expected
+
+
+def test_what_follows_a_path_is_the_likeliest_path_below_it() -> None:
+    tokens, parents = (10, 11, 12, 13, 14, 15, 16), (-1, 0, 1, 0, -1, 4, 5)
+    expected = {(): (10, 11, 12), (10,): (11, 12), (10, 13): (), (14,): (15, 16), (14, 15): (16,), (11,): ()}
+    assert {path: likeliest_after(tokens, parents, path) for path in expected} == expected
+    assert [likeliest_after((1, 2, 3), (), path) for path in ((), (1, 2), (2,))] == [(1, 2, 3), (3,), ()]
 
 
 def test_a_chain_is_the_tree_with_one_leaf() -> None:

@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.processes.faults import Faults, FaultyLink
 from support.processes.pairs import Pair
 
 from outrider.common.config.loader import with_values
 from outrider.edge_client.config.run_config import RunConfig, run_config
+from outrider.edge_client.core.events import TokenEvent
 from outrider.edge_client.session.factory import Surroundings, create_edge, create_link
 from outrider.experiments.shared.processes import VerifierProcess
 
@@ -52,6 +54,21 @@ def test_texts_are_cloud_onlys_while_the_head_drafts(
     faults = Faults(lose_reply=frozenset({3}), drop_stream=frozenset({5}))
     assert write(with_values(config, num_speculative_tokens=2, timeout_ms=400), faults) == whole
     assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("num_asked", [0, 2])
+def test_log_probabilities_are_those_that_were_asked_for(
+    tiny_verifier: VerifierProcess, tiny_pair: Pair, tmp_path: Path, num_asked: int
+) -> None:
+    values = {"verifier": tiny_verifier.address, "draft": str(tiny_pair.random_draft), "learn": tmp_path}
+    config = run_config(**values, mode="speculative", max_new_tokens=8, ignore_eos=True, logprobs=num_asked)
+    edge = create_edge(config)
+    session = edge.session(PROMPT, 1)
+    events = [event for event in session.generate() if isinstance(event, TokenEvent)]
+    edge.close()
+    told = [*session.result.logprobs, *(event.logprobs for event in events)]
+    assert [0 if each is None else len(each.top_token_ids) for each in told] == [num_asked] * 16
+    assert session.result.stats.num_learned_tokens > 0
 
 
 def test_the_command_learns_shows_and_resets(

@@ -26,6 +26,8 @@ from outrider.edge_client.drafting.rows.rows import Rows
 NUM_TOP = 8  # of the target's log-probabilities a token; with 20 acceptance is the same to .001
 CANDIDATE_NATS = 5.0  # ids that are less likely than e^-5 of the likeliest do not change
 _MAX_SEEN = 4096  # rows kept for a verdict, of all sessions; some 1 KB each
+_MOST_CHANGE = 20.0  # of a logit
+_LEAST_SUM = 0.1  # of weights that are divided by it: rounding then takes a few millionths
 _LEAST_STEP = 2e-3  # of a probability; smaller errors are left
 _CONSTANT = 0.3  # the last feature: what an id gains or loses whatever the state
 _SEED = 2310_07177
@@ -102,25 +104,21 @@ class LearnedHead:
         logits, probs = rows.logits[index], rows.probs[index]
         ids = (logits > logits.max() - CANDIDATE_NATS).nonzero()[0]
         features = self._features(rows.hidden[index])
-        change = self.table.take(ids, axis=0) @ features
-        known, factors = probs.take(ids), np.exp(change)
-        adapted = known * factors
+        change = (self.table.take(ids, axis=0) @ features).clip(-_MOST_CHANGE, _MOST_CHANGE)
+        known = probs.take(ids)
+        adapted = known * np.exp(change)
         total = float(known.sum())
-        scale = 1.0 / (1.0 - total + float(adapted.sum()))
-        adapted *= np.float32(scale)
+        adapted *= np.float32(1.0 / (max(0.0, 1.0 - total) + float(adapted.sum())))
         with self._lock:
             self._seen[key_of(position, before)] = _Seen(ids, known, adapted, total, features)
             if len(self._seen) > _MAX_SEEN:
                 self._seen.popitem(last=False)
         if not self.is_drafting:
             return
-        logits[ids] += change
-        probs *= np.float32(scale)
-        probs[ids] = adapted
+        _add(logits, probs, ids, change)
         if rows.tempered_logits is not rows.logits:
             change *= np.float32(1.0 / (temperature or 1.0))
-            rows.tempered_logits[index][ids] += change
-            _rescale(rows.tempered_probs[index], ids, np.exp(change))
+            _add(rows.tempered_logits[index], rows.tempered_probs[index], ids, change)
 
     def learn(self, position: int, before: Sequence[int], target: TokenLogprobs) -> None:
         """Judges the draft and the head on the target's token at `position`, then takes one step. Does nothing where
@@ -180,10 +178,18 @@ def _told(seen: _Seen, target: TokenLogprobs) -> tuple[NDArray[np.int64], Floats
     return places[is_there], told[is_there], left
 
 
-def _rescale(probs: Floats, ids: NDArray[np.int64], factors: Floats) -> None:
-    """Makes `probs` the softmax after the weights of `ids` were multiplied by `factors`."""
-    known = probs.take(ids)
-    new = known * factors
-    scale = np.float32(1.0 / (1.0 - float(known.sum()) + float(new.sum())))
-    probs *= scale
-    probs[ids] = new * scale
+def _add(logits: Floats, probs: Floats, ids: NDArray[np.int64], change: Floats) -> None:
+    """Adds `change` to the logits of `ids`, and makes `probs` their softmax: by the ids alone, unless too little is
+    left of what was likely before, as at low temperatures."""
+    logits[ids] += change
+    if float(change.max(initial=0.0)) <= _MOST_CHANGE:
+        known = probs.take(ids)
+        new = known * np.exp(change)
+        total = max(0.0, 1.0 - float(known.sum())) + float(new.sum())
+        if total >= _LEAST_SUM:
+            scale = np.float32(1.0 / total)
+            probs *= scale
+            probs[ids] = np.minimum(new * scale, 1.0)
+            return
+    np.exp(logits - logits.max(), out=probs)
+    probs /= probs.sum()

@@ -14,8 +14,10 @@ from support.edge.telling_draft import HARD_PLACE, HARD_TOKEN, every, make_gate
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference
 from test_same_text_everywhere import FAULTS
 
-from outrider.common.tree import Tree, is_chain
+from outrider.cloud_verifier.config import ServeConfig
+from outrider.common.tree import Tree, has_path, is_chain, main_path
 from outrider.common.types import (
+    Draft,
     Method,
     Origin,
     SamplingParams,
@@ -25,6 +27,7 @@ from outrider.common.types import (
     Verdict,
 )
 from outrider.edge_client.core.options import OnTimeout
+from outrider.edge_client.decode.round_pipeline import RoundPipeline
 from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.gate.gate import GateUse
 
@@ -214,6 +217,36 @@ def test_a_verifier_without_trees_gets_chains() -> None:
     result = decode(link, window=1, tree=BUDGETS[16])
     assert [*PROMPT, *result.token_ids] == reference(SamplingParams(seed=1), STOP)
     assert all(not each.parents for each in link.sent)
+
+
+def test_a_tree_of_one_leaf_is_no_longer_than_a_chain_may_be() -> None:
+    link = EngineLink(make_backend(), config=ServeConfig(max_draft_tokens=4))
+    result = decode(link, window=1, tree=TreeBudget(16, 16, 1), accuracy=0.9)
+    assert [*PROMPT, *result.token_ids] == reference(SamplingParams(seed=1), STOP)
+    assert max(len(each.draft_tokens) for each in link.sent) == 4
+
+
+@pytest.mark.parametrize("policy", [OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY])
+def test_what_is_kept_of_a_pipelined_tree_goes_on_from_what_the_bonus_took(
+    policy: OnTimeout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_others = 0
+
+    def time_out(pipeline: RoundPipeline) -> Draft:
+        nonlocal num_others
+        oldest, chain = pipeline._rounds[0].request, pipeline._state.tokens.chain.token_ids
+        known, left = chain[pipeline._rounds[0].start :], original(pipeline)
+        assert not left.token_ids or has_path(oldest.draft_tokens, oldest.parents, (*known, *left.token_ids))
+        num_others += not has_path(main_path(oldest.draft_tokens, oldest.parents), (), known)
+        return left
+
+    original = RoundPipeline.time_out
+    monkeypatch.setattr(RoundPipeline, "time_out", time_out)
+    for seed in range(12):
+        link = EngineLink(make_backend(), Chances(lose_answer=0.3), seed=seed)
+        tree = TreeBudget(16, 2, 3)
+        decode(link, window=3, seed=seed, tree=tree, accuracy=0.9, second=0.9, on_timeout=policy)
+    assert num_others, "no bonus took another child"
 
 
 def test_typical_takes_trees_too() -> None:

@@ -63,6 +63,24 @@ def test_it_learns_a_planted_shift_and_rows_stay_softmaxes() -> None:
     assert np.allclose(rows.tempered_logits, expected.tempered_logits, atol=1e-5)
 
 
+@pytest.mark.parametrize("temperature", [0.001, 0.01, 0.05, 0.2, 1.0, 3.0])
+@pytest.mark.parametrize("sharpness", [1.0, 8.0])  # with 8 one id is nearly certain
+def test_rows_stay_softmaxes_at_any_temperature_whatever_was_learned(
+    temperature: float, sharpness: float
+) -> None:
+    head = LearnedHead(NUM_TOKENS, HIDDEN, gain=1.0)
+    for scale in (0.1, 2.0, 30.0):
+        head.table[:] = np.random.default_rng(1).standard_normal(head.table.shape) * scale
+        hidden = np.random.default_rng(2).standard_normal(HIDDEN).astype(np.float32) * sharpness
+        made = rows_of((TABLE @ hidden)[None].astype(np.float32), temperature)
+        rows = Rows(made.logits, made.probs, made.tempered_logits, made.tempered_probs, hidden=hidden[None])
+        head.adapt(rows, 0, temperature, 1, ())
+        for logits, probs in ((rows.logits, rows.probs), (rows.tempered_logits, rows.tempered_probs)):
+            wide = logits.astype(np.float64) - logits.max()
+            assert np.allclose(probs, np.exp(wide) / np.exp(wide).sum(), atol=2e-5)
+            assert probs.max() <= 1.0 and np.isfinite(probs).all()
+
+
 def test_a_head_that_is_worse_never_drafts() -> None:
     """The target is the draft, told with noise: there is nothing to learn, and every step does harm."""
     head = LearnedHead(NUM_TOKENS, HIDDEN)

@@ -78,13 +78,14 @@ class EngineLink:
     fired: Counter[str] = field(default_factory=Counter)  # what happened
     num_dark: int = 0  # sends and waits that the outage still lasts
     grammars: GrammarStore | None = None
+    config: ServeConfig = field(default_factory=ServeConfig)
 
     def __post_init__(self) -> None:
         world = CallersWorld()
         self.clock, self.threads = VirtualClock(world), virtual_threads(world)
         self.traffic = Traffic()
         has_grammars = self.grammars is not None
-        self.model = make_model_info(self.backend, ServeConfig(), has_grammars=has_grammars)
+        self.model = make_model_info(self.backend, self.config, has_grammars=has_grammars)
         self.random = random.Random(self.seed)
         self.engine = Engine(self.backend, self.model, grammars=self.grammars, clock=self.clock)
         self.session_id = b"s" * 16
