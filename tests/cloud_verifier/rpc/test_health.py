@@ -79,9 +79,11 @@ def test_an_edge_of_several_verifiers_connects_where_there_is_no_watch_left(
 
 def test_a_call_without_its_message_ends(server: VerifierServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(f"{MODULE}.SILENT_S", 0.05)
-    messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
     with plain_channel(server.port) as channel:
         for name in ("Check", "Watch"):
+            messages: queue.SimpleQueue[bytes | None] = (
+                queue.SimpleQueue()
+            )  # a call's own: its thread may read on
             call = channel.stream_stream(f"/grpc.health.v1.Health/{name}")(iter(messages.get, None))
             code, details = status_of(lambda call=call: call)  # type: ignore[misc]
             assert code is grpc.StatusCode.UNAVAILABLE and "has not come" in details

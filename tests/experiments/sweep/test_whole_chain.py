@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
-import threading
-import time
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -76,27 +73,36 @@ def _check_measured(results: Results) -> None:
     assert manifest.commit and manifest.finished >= manifest.started
 
 
+# Ctrl-C as a terminal sends it, to every process of the command, once so many requests are on disk.
+_STOPPED = """
+import os, signal, sys
+from outrider.edge_client.commands.cli import main
+from outrider.experiments.sweep.results.folder import ResultsFolder
+add, num_left = ResultsFolder.add_request, int(sys.argv.pop(1))
+def add_request(*arguments):
+    global num_left
+    add(*arguments)
+    num_left -= 1
+    if num_left == 0:
+        os.killpg(0, signal.SIGINT)
+ResultsFolder.add_request = add_request
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def bench(*arguments: str, stop_after: int = 0) -> tuple[int, str, str]:
-    """Runs the command; with `stop_after` sends Ctrl-C when so many requests are on disk."""
-    command = [sys.executable, "-m", "outrider.edge_client", "bench", *arguments]
+    """Runs the command; with `stop_after` Ctrl-C comes when so many requests are on disk."""
+    program = ["-c", _STOPPED, str(stop_after)] if stop_after else ["-m", "outrider.edge_client"]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has it ignored
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, *program, "bench", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
-    if stop_after:
-        folder = Path(arguments[arguments.index("--out") + 1])
-        threading.Thread(target=_interrupt, args=(process, folder / REQUESTS, stop_after)).start()
     out, err = process.communicate(timeout=200)
     return process.returncode, out, err
-
-
-def _interrupt(process: subprocess.Popen[str], rows: Path, count: int) -> None:
-    """As a terminal does: to every process of the command."""
-    while process.poll() is None:
-        if rows.exists() and rows.read_text().count("\n") >= count:
-            os.killpg(process.pid, signal.SIGINT)
-            return
-        time.sleep(0.01)
 
 
 def test_ctrl_c_leaves_valid_results_and_resume_runs_only_what_is_left(tmp_path: Path) -> None:
