@@ -138,11 +138,11 @@ def main_path(token_ids: Sequence[int], parents: Sequence[int]) -> tuple[int, ..
 
 def likeliest_after(token_ids: Sequence[int], parents: Sequence[int], path: Sequence[int]) -> tuple[int, ...]:
     """Returns the tokens of a draft's likeliest path after `path`; none where the draft has no such path."""
-    if not has_path(token_ids, parents, path):
-        return ()
     if not parents:
-        return tuple(token_ids[len(path) :])
+        return tuple(token_ids[len(path) :]) if has_path(token_ids, parents, path) else ()
     nodes = nodes_along(token_ids, parents, path)
+    if len(nodes) < len(path):
+        return ()
     below, below_parents = Tree(parents).subtree(nodes[-1] if nodes else ROOT)
     return main_path([token_ids[node] for node in below], below_parents)
 

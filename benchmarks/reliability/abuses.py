@@ -300,29 +300,24 @@ async def garbage(abuser: Abuser) -> None:
 async def silent_streams(abuser: Abuser) -> None:
     """Opens stream after stream and says nothing on any."""
     stub = outrider_pb2_grpc.VerifierStub(abuser.channel)
-    calls: list[Any] = []
-
-    async def one() -> None:
-        call = stub.Session(metadata=(("x-session-id", os.urandom(16).hex()), *abuser.metadata))
-        calls.append(call)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(call.wait_for_connection(), 0.02)
-
-    await abuser.everywhere(one)
-    for call in calls:
-        call.cancel()
+    await _open_silently(abuser, stub.Session)
 
 
 async def silent_calls(abuser: Abuser) -> None:
     """Opens unary calls whose message never comes, and health watches."""
     unary = abuser.channel.stream_unary(f"{SERVICE}/Open")  # on the wire a unary call is a stream
     watch = abuser.channel.stream_stream("/grpc.health.v1.Health/Watch")
+    await _open_silently(abuser, unary, watch)
+
+
+async def _open_silently(abuser: Abuser, *methods: Callable[..., Any]) -> None:
+    """Opens calls of `methods`, of one session each time, and keeps them open until the end."""
     calls: list[Any] = []
 
     async def one() -> None:
         metadata = (("x-session-id", os.urandom(16).hex()), *abuser.metadata)
-        for call in (unary(metadata=metadata), watch(metadata=metadata)):
-            calls.append(call)
+        for method in methods:
+            calls.append(call := method(metadata=metadata))
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(call.wait_for_connection(), 0.02)
 

@@ -31,12 +31,12 @@ def setup_logging(level: str = "info", json: bool = False, stream: TextIO | None
     Other libraries stay at warning. It may be called again; the last call counts. Raises ValueError for a
     level that is none of these.
     """
+    set_log_level(level)
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_JsonFormatter() if json else _LineFormatter())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(logging.WARNING)
-    set_log_level(level)
 
 
 def set_log_level(level: str) -> None:

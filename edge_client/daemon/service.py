@@ -28,7 +28,7 @@ from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
 from outrider.edge_client.daemon.openai.tool_settings import tool_changes
 from outrider.edge_client.daemon.tools.families import FAMILIES, ToolFamily, family_of
-from outrider.edge_client.daemon.verifier_watch import VerifierWatch
+from outrider.edge_client.daemon.verifier_watch import VerifierState, VerifierWatch
 from outrider.edge_client.session.factory import Edge, create_link, draw_seed
 from outrider.edge_client.session.scoring import TextScoring
 from outrider.edge_client.session.session import new_session_id
@@ -103,10 +103,7 @@ class Daemon:
         its target where another name than the daemon's is not that of the last one known."""
         if name in (None, self.serve.model_name):
             return
-        state = self.watch.state
-        if state is None or state.model is None or state.model.model_id != name:
-            state = await self.watch.check(self.config)
-        if state.model is None or state.model.model_id != name:
+        if _target_of(self.watch.state) != name and _target_of(await self.watch.check(self.config)) != name:
             message = f"the model {name!r} does not exist; {self.serve.model_name!r} does"
             raise ApiError(404, message, param="model", code="model_not_found")
 
@@ -222,6 +219,11 @@ class Daemon:
 
     def _load_template(self, config: RunConfig) -> ChatTemplate | None:
         return load_chat_template(self.directory, config.serve.chat_template)
+
+
+def _target_of(state: VerifierState | None) -> str | None:
+    """Returns the name of the target that a verifier told, None where it told none."""
+    return state.model.model_id if state is not None and state.model is not None else None
 
 
 def _check(config: RunConfig, keys: Keys) -> None:

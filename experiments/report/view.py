@@ -23,6 +23,7 @@ from outrider.experiments.sweep.results.records import (
     Results,
     RoundRow,
     Sweep,
+    rounds_of_ended,
 )
 
 RowT = TypeVar("RowT", RequestRow, RoundRow)
@@ -114,8 +115,7 @@ class View:
 
     @cached_property
     def _rounds(self) -> dict[str, list[RoundRow]]:
-        failed = {row.request for row in self.results.requests if row.error}
-        return _by_cell(row for row in self.results.rounds if row.request not in failed)
+        return _by_cell(rounds_of_ended(self.results.requests, self.results.rounds))
 
     def requests_of(self, cell: CellRow) -> list[RequestRow]:
         """Returns the cell's requests that ended as they should."""

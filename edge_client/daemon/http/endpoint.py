@@ -90,19 +90,25 @@ class GenerationEndpoint:
             try:
                 plan = await asyncio.to_thread(daemon.plan, parsed)
                 answer = Answer(daemon, parsed, plan, entries[0].request_id, wire)
-                begun, scores = [asyncio.Event() for _ in entries], PromptScores(daemon, plan)
-                try:
-                    async with asyncio.TaskGroup() as group:
-                        for choice, entry in zip(plan.choices, entries, strict=True):
-                            text = self._generate(plan, choice, entry, answer, begun, scores, room, key)
-                            group.create_task(text)
-                except BaseExceptionGroup as failed:
-                    first = failed.exceptions[0]
-                    raise first from first.__cause__
+                await self._generate_all(plan, entries, answer, room, key)
             finally:
                 for entry in entries:
                     daemon.activity.remove(entry)
         await wire.flush()
+
+    async def _generate_all(
+        self, plan: Plan, entries: list[Entry], answer: Answer, room: Room, key: str
+    ) -> None:
+        """Generates all choices at once. Raises the error of the first that fails."""
+        begun, scores = [asyncio.Event() for _ in entries], PromptScores(self._daemon, plan)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for choice, entry in zip(plan.choices, entries, strict=True):
+                    text = self._generate(plan, choice, entry, answer, begun, scores, room, key)
+                    group.create_task(text)
+        except BaseExceptionGroup as failed:
+            first = failed.exceptions[0]
+            raise first from first.__cause__
 
     async def _generate(
         self,

@@ -323,6 +323,12 @@ def latest_requests(rows: Iterable[RequestRow]) -> list[RequestRow]:
     return list({row.request: row for row in rows}.values())
 
 
+def rounds_of_ended(requests: Iterable[RequestRow], rounds: Iterable[RoundRow]) -> list[RoundRow]:
+    """Returns the rounds of all but the requests that failed, which are in no figure."""
+    failed = {row.request for row in requests if row.error}
+    return [row for row in rounds if row.request not in failed]
+
+
 def to_json(row: Any) -> dict[str, Any]:
     """Returns a record as JSON takes it, keys in the order of its fields."""
     return dataclasses.asdict(row)

@@ -28,6 +28,7 @@ from outrider.experiments.sweep.results.records import (
     Sweep,
     TextCheck,
     VisitRow,
+    rounds_of_ended,
     write_json,
 )
 from outrider.experiments.sweep.results.texts import JudgeTie, check_texts, collect_references, num_failures
@@ -111,10 +112,8 @@ def by_cell(requests: Sequence[RequestRow], rounds: Sequence[RoundRow], visits: 
     found = ByCell(defaultdict(list), defaultdict(list), defaultdict(list), defaultdict(list))
     for request in requests:
         (found.failed if request.error else found.requests)[request.cell].append(request)
-    failed = {request.request for request in requests if request.error}
-    for round_row in rounds:
-        if round_row.request not in failed:
-            found.rounds[round_row.cell].append(round_row)
+    for round_row in rounds_of_ended(requests, rounds):
+        found.rounds[round_row.cell].append(round_row)
     for visit in visits:
         found.visits[visit.cell].append(visit)
     return found

@@ -65,6 +65,14 @@ def open_stream(channel: grpc.Channel, name: int, tenant: str) -> tuple[Stream, 
 # ------------------------------------------------------------------------------------ bytes and lengths
 
 
+def hold_in_forward(backend: GatedBackend, stream: Stream, opened: Any) -> None:
+    """Shuts the gate, and sends the stream's first round, whose forward waits there."""
+    backend.gate.clear()
+    num_begun = backend.num_begun
+    stream.say(verify=round_after(opened))
+    assert eventually(lambda: backend.num_begun > num_begun)
+
+
 @pytest.mark.parametrize("name", ["Describe", "Open", "Verify", "Close", "Generate", "Session"])
 def test_bytes_that_are_no_message_are_an_invalid_argument_and_one_line_in_the_log(
     channel: grpc.Channel, caplog: pytest.LogCaptureFixture, name: str
@@ -135,10 +143,7 @@ def test_waiting_requests_are_bounded_by_tenant_and_another_is_let_in(
     server: VerifierServer, channel: grpc.Channel, backend: GatedBackend
 ) -> None:
     (loud, opened), (quiet, opened_too) = open_stream(channel, 1, "loud"), open_stream(channel, 2, "quiet")
-    backend.gate.clear()
-    num_begun = backend.num_begun
-    loud.say(verify=round_after(opened, 1))
-    assert eventually(lambda: backend.num_begun > num_begun)
+    hold_in_forward(backend, loud, opened)
     for round_id in range(2, 5):
         loud.say(verify=round_after(opened, round_id, committed_tokens=[9] * 120, origins=[1] * 120))
     error = loud.hear().verify.error
@@ -183,10 +188,7 @@ def test_a_stream_is_read_no_faster_than_the_engine_takes_its_requests(
 ) -> None:
     busy, opened = open_stream(channel, 1, "quiet")
     stub = outrider_pb2_grpc.VerifierStub(channel)
-    backend.gate.clear()
-    num_begun = backend.num_begun
-    busy.say(verify=round_after(opened))
-    assert eventually(lambda: backend.num_begun > num_begun)
+    hold_in_forward(backend, busy, opened)
     loud = Stream(stub, metadata_of(ord("a"), "loud"))
     for _ in range(10 * MAX_REQUESTS):
         loud.say(**body)
@@ -205,10 +207,7 @@ def test_a_client_that_pipelines_as_many_rounds_as_a_session_holds_is_read_at_on
     server: VerifierServer, channel: grpc.Channel, backend: GatedBackend
 ) -> None:
     stream, opened = open_stream(channel, 1, "a")
-    backend.gate.clear()
-    num_begun = backend.num_begun
-    stream.say(verify=round_after(opened, 1))
-    assert eventually(lambda: backend.num_begun > num_begun)
+    hold_in_forward(backend, stream, opened)
     for round_id in range(2, MAX_WAITING + 2):
         stream.say(verify=round_after(opened, round_id))
     assert eventually(lambda: server.engine.num_arrived == MAX_WAITING)
@@ -221,10 +220,7 @@ def test_requests_of_calls_that_ended_count_as_calls_until_the_engine_has_taken_
     server: VerifierServer, channel: grpc.Channel, backend: GatedBackend
 ) -> None:
     busy, opened = open_stream(channel, 1, "quiet")
-    backend.gate.clear()
-    num_begun = backend.num_begun
-    busy.say(verify=round_after(opened))
-    assert eventually(lambda: backend.num_begun > num_begun)
+    hold_in_forward(backend, busy, opened)
     stub = outrider_pb2_grpc.VerifierStub(channel)
     streams = [Stream(stub, metadata_of(name, "loud")) for name in (2, 3)]
     for stream in streams:
@@ -309,10 +305,7 @@ def test_idle_streams_end_silent_ones_sooner_and_busy_ones_stay(
     assert eventually(lambda: silent.call.code() is not None if silent.call.done() else False, 10.0)
     assert silent.call.code() is grpc.StatusCode.UNAVAILABLE and "idle" in silent.call.details()
     assert not idle.call.done()
-    backend.gate.clear()
-    num_begun = backend.num_begun
-    busy.say(verify=round_after(opened))
-    assert eventually(lambda: backend.num_begun > num_begun)
+    hold_in_forward(backend, busy, opened)
     now_s = time.monotonic()
     monkeypatch.setattr(server.service, "_engine", Later(server.engine, now_s + 3600))
     assert eventually(idle.call.done, 10.0) and idle.call.code() is grpc.StatusCode.UNAVAILABLE

@@ -6,16 +6,22 @@ import asyncio
 
 import pytest
 
-from outrider.edge_client.daemon.admission import Admission
+from outrider.edge_client.daemon.admission import Admission, Room
 from outrider.edge_client.daemon.http import server
 from outrider.edge_client.daemon.openai.errors import ApiError
 
 
+async def hold_in(
+    room: Room, admission: Admission, name: str, order: list[str], until: asyncio.Event
+) -> None:
+    async with admission.turn(room):
+        order.append(name)
+        await until.wait()
+
+
 async def hold(admission: Admission, name: str, order: list[str], until: asyncio.Event) -> None:
     with admission.room(1) as room:
-        async with admission.turn(room):
-            order.append(name)
-            await until.wait()
+        await hold_in(room, admission, name, order, until)
 
 
 async def settle() -> None:
@@ -91,13 +97,7 @@ def test_room_that_was_kept_for_a_requests_texts_is_nobody_elses() -> None:
             assert (admission.num_running, admission.num_waiting) == (1, 3)
             with pytest.raises(ApiError):
                 await hold(admission, "b", order, done)
-
-            async def one_of_three(name: str) -> None:
-                async with admission.turn(room):
-                    order.append(name)
-                    await done.wait()
-
-            tasks += [asyncio.create_task(one_of_three(name)) for name in "cd"]
+            tasks += [asyncio.create_task(hold_in(room, admission, name, order, done)) for name in "cd"]
             await settle()
             assert order == ["a", "c"] and admission.num_waiting == 2
             done.set()
@@ -112,17 +112,13 @@ def test_a_stop_lets_the_other_texts_of_a_request_run_that_has_begun() -> None:
     async def run() -> None:
         admission, order, done = Admission(1, 9), [], asyncio.Event()
         with admission.room(3) as room:
-
-            async def one_of_three(name: str) -> None:
-                async with admission.turn(room):
-                    order.append(name)
-                    await done.wait()
-
-            tasks = [asyncio.create_task(one_of_three(name)) for name in "ab"]
+            tasks = [asyncio.create_task(hold_in(room, admission, name, order, done)) for name in "ab"]
             other = asyncio.create_task(hold(admission, "x", order, done))
             await settle()
             admission.stop()
-            tasks.append(asyncio.create_task(one_of_three("c")))  # waited for the first until now
+            tasks.append(
+                asyncio.create_task(hold_in(room, admission, "c", order, done))
+            )  # waited for the first until now
             idle = asyncio.create_task(admission.idle())
             await settle()
             assert isinstance(other.exception(), ApiError)
