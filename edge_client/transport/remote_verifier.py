@@ -42,7 +42,10 @@ from outrider.edge_client.transport.in_flight import FinalReply, InFlight
 from outrider.edge_client.transport.link.base import Connection, Traffic, UnreadableAnswerError, VerifierLink
 from outrider.edge_client.transport.threads import SYSTEM_THREADS, Threads
 
-CLOSE_TIMEOUT_S = 0.3
+# How long the end of a text waits for the verifier to have read that it is: a stream that is cancelled before takes its
+# unread messages with it, and the session would be kept until it expires.
+CLOSE_TIMEOUT_S = 2.0
+DEAD_LINK_CLOSE_TIMEOUT_S = 0.3  # where the last round timed out or lost its connection
 OPEN_ATTEMPT_S = 5.0  # an opening that computes for longer reports `Progress` earlier
 _MIN_RETRY_S = 0.02
 _OTHER_MODEL = {  # by the field that the verifier refuses: what is wrong, and the fix
@@ -346,7 +349,7 @@ class RemoteVerifier:
             connection.close()
 
     def _wait_until_closed(self, connection: Connection) -> None:
-        end_s = self._now() + CLOSE_TIMEOUT_S
+        end_s = self._now() + (CLOSE_TIMEOUT_S if self.is_link_up else DEAD_LINK_CLOSE_TIMEOUT_S)
         while (left_s := end_s - self._now()) > 0:
             if isinstance(connection.receive(left_s), Closed):
                 return

@@ -84,8 +84,9 @@ def test_choices_share_what_the_verifier_has_read(verifier: VerifierServer) -> N
             complete(client, prompt, n=3)
             # The draft is unknown: each compares it in the last places of its own prompt, a block of which is read.
             assert observer.num_hit_tokens - before >= 2 * (192 - 16)
-            is_drafted = {"outrider": {"mode": "speculative"}}  # a busy machine may leave it to the target
-            complete(client, PROMPT, max_tokens=64, extra_body=is_drafted)  # teaches enough of it
+            # Texts that teach enough of it, on a busy machine too, where drafts are short or left to the target.
+            for _ in range(3):
+                complete(client, PROMPT, max_tokens=64, extra_body={"outrider": {"mode": "speculative"}})
             before = observer.num_hit_tokens
             complete(client, prompt[::-1], n=3)
         assert observer.num_hit_tokens - before >= 2 * 192

@@ -11,9 +11,11 @@ from support.edge.edge_fakes import (
     EOS,
     PROMPT,
     TARGET,
+    Action,
     FakeDraft,
     FakeSequence,
     FakeVerifier,
+    Silent,
     make_model,
     make_session,
 )
@@ -32,7 +34,12 @@ from outrider.common.types import (
 from outrider.edge_client.core.events import EndEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.drafting.drafter import Drafter
-from outrider.edge_client.transport.remote_verifier import RemoteVerifier
+from outrider.edge_client.transport.remote_verifier import (
+    CLOSE_TIMEOUT_S,
+    DEAD_LINK_CLOSE_TIMEOUT_S,
+    RemoteVerifier,
+)
+from outrider.experiments.simulator.world.standins import VirtualClock
 
 NEW = TARGET[2:]
 
@@ -216,6 +223,24 @@ def test_a_consumer_that_leaves_early_closes_the_session_too() -> None:
     events.close()
     assert len(verifier.of(CloseRequest)) == 1 and draft.sequences[0].is_closed
     assert session.result.finish_reason is FinishReason.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("is_link_up", "waited_s"), [(True, CLOSE_TIMEOUT_S), (False, DEAD_LINK_CLOSE_TIMEOUT_S)]
+)
+def test_the_end_waits_for_a_verifier_that_stands_still(is_link_up: bool, waited_s: float) -> None:
+    # A stream that is cancelled while the verifier reads nothing takes the close with it: the session stayed.
+    script: dict[tuple[str, int], Action] = {("close", 1): Silent()}
+    if not is_link_up:
+        script[("verify", 1)] = Silent()
+    verifier = FakeVerifier(script=script)
+    clock = VirtualClock(verifier.world)
+    session = make_session(verifier, FakeDraft(), max_new_tokens=2, depth=1)
+    last_s = 0.0
+    for event in session.generate():
+        if isinstance(event, TokenEvent):
+            last_s = clock.now()
+    assert clock.now() - last_s == pytest.approx(waited_s, abs=0.01)
 
 
 # ------------------------------------------------------------------------------------- other modes
