@@ -23,12 +23,15 @@ def write(client: openai.OpenAI, seed: int) -> str:
 
 
 def fill_pool(daemon: DaemonProcess, client: openai.OpenAI) -> None:
-    """Writes texts at once until the daemon's pool of threads, which never shrinks, has grown enough."""
-    num_threads = 0
+    """Writes texts at once until the daemon's pool of threads, which never shrinks, has grown enough: a round in
+    which it did not grow says little, as its threads take over from each other."""
+    most = num_rounds_without = 0
     with ThreadPoolExecutor(8) as crowd:
-        while (now := daemon.num_threads()) > num_threads:
-            num_threads = now
+        while num_rounds_without < 5:
             list(crowd.map(lambda seed: write(client, seed), [1] * 8))
+            now = daemon.num_threads()
+            num_rounds_without = 0 if now > most else num_rounds_without + 1
+            most = max(most, now)
 
 
 def is_at_rest(daemon: DaemonProcess, verifier: VerifierServer) -> bool:
