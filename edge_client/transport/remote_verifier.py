@@ -42,8 +42,8 @@ from outrider.edge_client.transport.in_flight import FinalReply, InFlight
 from outrider.edge_client.transport.link.base import Connection, Traffic, UnreadableAnswerError, VerifierLink
 from outrider.edge_client.transport.threads import SYSTEM_THREADS, Threads
 
-# How long the end of a text waits for the verifier to have read that it is: a stream that is cancelled before takes its
-# unread messages with it, and the session would be kept until it expires.
+# How long the end of a text waits for the answer to its close. Cancelling the stream earlier discards what the verifier
+# has not read yet, and it would keep the session until that expires.
 CLOSE_TIMEOUT_S = 2.0
 DEAD_LINK_CLOSE_TIMEOUT_S = 0.3  # where the last round timed out or lost its connection
 OPEN_ATTEMPT_S = 5.0  # an opening that computes for longer reports `Progress` earlier

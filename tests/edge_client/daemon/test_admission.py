@@ -116,9 +116,8 @@ def test_a_stop_lets_the_other_texts_of_a_request_run_that_has_begun() -> None:
             other = asyncio.create_task(hold(admission, "x", order, done))
             await settle()
             admission.stop()
-            tasks.append(
-                asyncio.create_task(hold_in(room, admission, "c", order, done))
-            )  # waited for the first until now
+            # It waited for the first until now.
+            tasks.append(asyncio.create_task(hold_in(room, admission, "c", order, done)))
             idle = asyncio.create_task(admission.idle())
             await settle()
             assert isinstance(other.exception(), ApiError)

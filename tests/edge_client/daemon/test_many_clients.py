@@ -24,7 +24,7 @@ def write(client: openai.OpenAI, seed: int) -> str:
 
 def fill_pool(daemon: DaemonProcess, client: openai.OpenAI) -> None:
     """Writes texts at once until the daemon's pool of threads, which never shrinks, has grown enough: a round in
-    which it did not grow says little, as its threads take over from each other."""
+    which it did not grow says little, as a thread that is free again is used before a new one starts."""
     most = num_rounds_without = 0
     with ThreadPoolExecutor(8) as crowd:
         while num_rounds_without < 5:
