@@ -17,6 +17,14 @@ class OutriderError(Exception):
         super().__init__(f"{found}: {fix}" if fix else found)
         self.found, self.fix = found, fix
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # A pool of processes hands errors over pickled, and what `__init__` takes is not what an exception keeps.
+        return _unpickled, (type(self), self.args), self.__dict__
+
+
+def _unpickled(kind: type[OutriderError], args: tuple[object, ...]) -> OutriderError:
+    return kind.__new__(kind, *args)
+
 
 class UsageError(OutriderError):
     """A flag, a configuration key or a file named by the user is wrong."""

@@ -53,7 +53,9 @@ def main(namespace: argparse.Namespace) -> int:
     plan = make_plan(load_sweep(namespace.sweep, flags), namespace.only or ())
     is_simulated = plan.config.realisation == SIMULATED
     if is_simulated and namespace.resume:
-        raise UsageError(f"--resume is for real links; realisation: {SIMULATED} takes seconds, run it again")
+        raise UsageError(
+            f"--resume is for real links; realisation: {SIMULATED} takes seconds, run it again with another --out"
+        )
     check_cells(plan)
     if not namespace.no_report:
         check_installed()

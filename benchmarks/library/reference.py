@@ -59,8 +59,8 @@ class Measured(SpeculativeDecoder):
     is_alone = False
     last: Text
 
-    def _decode(self, call: Any, is_alone: bool = False) -> tuple[Prepared, float]:
-        prepared, seconds = super()._decode(call, is_alone or self.is_alone)
+    def _decode(self, call: Any, is_alone: bool = False, owner: str = "") -> tuple[Prepared, float]:
+        prepared, seconds = super()._decode(call, is_alone or self.is_alone, owner)
         result = prepared.session.result
         self.last = Text(result.token_ids, seconds, result.stats)
         return prepared, seconds

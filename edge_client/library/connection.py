@@ -62,13 +62,16 @@ class Connection:
         prompt: str | Iterable[int],
         sampling: Mapping[str, object],
         depth: DepthPolicy | None = None,
+        owner: str = "",
     ) -> Prepared:
-        """Returns a session that is ready to start; `depth` replaces the configured policy. Raises `UsageError` for the
-        prompt or a setting, `ClosedError` after `close`."""
+        """Returns a session that is ready to start; `depth` replaces the configured policy, and of texts that the draft
+        keeps it has those of `owner`. Raises `UsageError` for the prompt or a setting, `ClosedError` after `close`."""
         self._check_open()
         config = call_config(self.config, sampling)
         with naming_keys():
-            return self._shared.prepare(checked_prompt(prompt, self.tokenizer.num_tokens), config, depth)
+            return self._shared.prepare(
+                checked_prompt(prompt, self.tokenizer.num_tokens), config, depth, owner
+            )
 
     def start(
         self, prepared: Prepared, create: Callable[[EdgeSession, bool, Callable[[], None]], GenerationT]

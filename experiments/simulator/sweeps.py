@@ -51,7 +51,7 @@ def play_sweep(
     plan = make_plan(config, only)
     _check_recorded(plan)
     content = resolved(config) | {"cells": [cell.id for cell in plan.cells]}
-    folder = create_folder(out, make_manifest(config.name, content, config.seed, program))
+    folder = create_folder(out, make_manifest(config.name, content, config.seed, program), is_resumable=False)
     if config.calibrate:
         folder.update_manifest(calibration=calibrate_links(SIMULATED, config.profiles))
     prompt_tokens = [_num_tokens(each.text) for each in plan.prompts]

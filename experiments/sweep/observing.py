@@ -123,7 +123,7 @@ def _request_row(
         num_accepted_tokens=sum(r.num_accepted_tokens for r in answered),
         verifier_calls=len(answered) + len(stats.generate_forward_ms),
         forward_s=round(_forward_share_ms(stats, answered) / 1e3, 6),
-        cloud_draft_s=round(sum(r.draft_ms for r in answered if _is_over_there(r)) / 1e3, 6),
+        cloud_draft_s=round(_draft_share_ms(answered) / 1e3, 6),
         bytes_up=stats.bytes_up,
         bytes_down=stats.bytes_down,
         num_unverified_tokens=result.num_unverified_tokens,
@@ -152,6 +152,11 @@ def _forward_share_ms(stats: SessionStats, answered: Sequence[RoundRecord]) -> f
     in_rounds = sum(r.forward_ms / max(1, r.batch_size) for r in answered)
     streamed = zip(stats.generate_forward_ms, stats.generate_batch_sizes, strict=True)
     return in_rounds + sum(forward_ms / max(1, batch_size) for forward_ms, batch_size in streamed)
+
+
+def _draft_share_ms(answered: Sequence[RoundRecord]) -> float:
+    """Returns a session's share of the verifier's drafting, whose time is told of all that drafted together."""
+    return sum(r.draft_ms / max(1, r.batch_size) for r in answered if _is_over_there(r))
 
 
 def _round_rows(errand: Errand, stats: SessionStats, times: _Times) -> list[RoundRow]:

@@ -66,6 +66,17 @@ class Plan:
             random.Random(f"{self.config.seed} {repeat}").shuffle(order)
             yield from ((repeat, cell) for cell in order)
 
+    def resolved(self) -> dict[str, Any]:
+        """Returns what a folder's manifest keeps: only the same may go on in it."""
+        own = {"cells": [cell.id for cell in self.cells], "prompts_sha256": _prompts_hash(self.prompts)}
+        return resolved(self.config) | own
+
+    @property
+    def sizes_of_shared_visits(self) -> dict[str, int]:
+        """Returns the requests of one visit of each cell whose sessions run side by side."""
+        cells = [cell for cell in self.cells if cell.num_sessions > 1]
+        return {cell.id: cell.num_sessions * len(self.prompts) for cell in cells}
+
     @property
     def num_requests(self) -> int:
         """Returns the requests of all repeats."""
@@ -92,9 +103,11 @@ def run_sweep(plan: Plan, out: Path, is_resumed: bool, is_silent: bool) -> Sweep
 
     Raises `UsageError` for a folder that cannot be used, and what the product raises where it cannot start.
     """
-    config = resolved(plan.config) | {"cells": [cell.id for cell in plan.cells]}
-    manifest = new_manifest("edge-client", plan.config.name, config, plan.config.seed)
-    folder = resume_folder(out, config) if is_resumed else create_folder(out, manifest)
+    config = plan.resolved()
+    if is_resumed:
+        folder = resume_folder(out, config, plan.sizes_of_shared_visits)
+    else:
+        folder = create_folder(out, new_manifest("edge-client", plan.config.name, config, plan.config.seed))
     progress = create_progress(plan.num_requests, len(folder.done), is_silent)
     judge = Judge(plan.config, plan.cells, plan.prompts)
     is_complete, losses = False, Losses()
@@ -118,7 +131,7 @@ def _finish(plan: Plan, folder: ResultsFolder, is_tie: JudgeTie, losses: Losses,
     write_summary(folder.path, sweep)
     folder.update_manifest(
         finished=timestamp(),
-        models=_models(results.requests) | {"prompts": _prompts_hash(plan.prompts)},
+        models=_models(results.requests),
         realisation=_link_facts(plan, results.visits),
     )
     return sweep

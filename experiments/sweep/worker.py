@@ -9,14 +9,16 @@ other's turn, and their peak memory could not be told apart. Jobs:
     {"op": "reset_peak"}                                              -> {}
     {"op": "peak"}                                                    -> {"peak_rss_bytes": ...}
 
-Requests that name the same `prior` begin with the acceptance that earlier ones saw; without one, each begins as a
-process's first does. `check` loads what the settings name and makes a session of them, which asks nobody.
+Requests that name the same `prior` begin with the acceptance that earlier ones saw, and with the texts that a draft
+of copies keeps of them; without one, each begins as a process's first does. `check` loads what the settings name and
+makes a session of them, which asks nobody.
 A mistake of the user's is {"usage_error": "..."}; a bug ends the process, its traceback on stderr.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -28,6 +30,7 @@ from outrider.common.errors import OutriderError
 from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
+from outrider.edge_client.drafting.base import ServesOwners
 from outrider.edge_client.session.factory import Edge, create_edge
 from outrider.experiments.sweep.config.settings import make_edge_config
 from outrider.experiments.sweep.machine import peak_rss_bytes, reset_peak_rss
@@ -41,6 +44,7 @@ class _Edges:
     def __init__(self) -> None:
         self._loaded: dict[tuple[object, ...], Edge] = {}
         self._priors: dict[str, AcceptancePrior] = {}
+        self._numbers = itertools.count()
 
     def get(self, config: RunConfig, synthetic: Mapping[str, object] | None, prior: str = "") -> Edge:
         weights = _loaded_by(config) if config.mode.has_draft else ()
@@ -50,7 +54,11 @@ class _Edges:
             self._loaded[key] = create_edge(config) if is_real else _create_synthetic(config, synthetic or {})
         # What a cell's text teaches is not for the next cell: a figure must not depend on what ran before it.
         known = self._priors.setdefault(prior, AcceptancePrior()) if prior else AcceptancePrior()
-        return dataclasses.replace(self._loaded[key], config=config, acceptance_prior=known)
+        edge = self._loaded[key]
+        draft = edge.draft
+        if isinstance(draft, ServesOwners):
+            draft = draft.of_owner(prior or f"request {next(self._numbers)}")
+        return dataclasses.replace(edge, config=config, draft=draft, acceptance_prior=known)
 
 
 def _loaded_by(config: RunConfig) -> tuple[object, ...]:

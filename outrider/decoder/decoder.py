@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -278,8 +279,9 @@ class SpeculativeDecoder(SpeculativeDecodingProtocol):
         self._adjuster = AdaptiveDepthAdjuster(config.target_acceptance_rate, low, high, depth=number)
         self._adjusted_for = wanted
 
-    def _decode(self, call: _Call, is_alone: bool = False) -> tuple[Prepared, float]:
-        """Returns the session of a generation that has ended, and its seconds. `is_alone`: by the target alone."""
+    def _decode(self, call: _Call, is_alone: bool = False, owner: str = "") -> tuple[Prepared, float]:
+        """Returns the session of a generation that has ended, and its seconds. `is_alone`: by the target alone;
+        `owner`: whose earlier texts a draft of copies has."""
         connection, config = self._open().connection, call.config
         settings = call_settings(config, self._adjuster.depth)
         depth = None
@@ -290,7 +292,7 @@ class SpeculativeDecoder(SpeculativeDecodingProtocol):
             depth = AdjustedDepth(self._adjuster)
         settings |= {"max_new_tokens": call.max_new_tokens, "seed": call.seed}
         start_s = time.perf_counter()
-        prepared = connection.prepare(call.prompt, settings, depth)
+        prepared = connection.prepare(call.prompt, settings, depth, owner)
         connection.start(prepared, _InCaller)
         seconds = time.perf_counter() - start_s
         if prepared.session.result.finish_reason is FinishReason.CANCELLED:
@@ -302,9 +304,10 @@ class SpeculativeDecoder(SpeculativeDecodingProtocol):
             raise UsageError("report(baseline=True) decodes the last prompt again", "call decode_step first")
         took: dict[bool, list[float]] = {True: [], False: []}
         num_tokens = 0
-        for _ in range(NUM_TURNS):
+        for turn in range(NUM_TURNS):
+            owner = f"{secrets.token_hex(8)} turn {turn}"  # a draft of copies must not have the text already
             for is_alone, times in took.items():
-                prepared, seconds = self._decode(self._last, is_alone)
+                prepared, seconds = self._decode(self._last, is_alone, owner)
                 num_tokens = len(prepared.session.result.token_ids)
                 times.append(seconds)
         self._baseline_token_s = median(took[True]) / max(1, num_tokens)

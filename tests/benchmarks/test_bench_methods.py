@@ -6,5 +6,5 @@ import pytest
 
 
 def test_a_junit_report_has_a_place_for_what_tests_note(pytestconfig: pytest.Config) -> None:
-    """Of another family every exactness test that notes what it measured would be an error in the report that is read."""
+    """Of another family, each exactness test that notes what it measured would be an error in the report read there."""
     assert pytestconfig.getini("junit_family") in {"xunit1", "legacy"}

@@ -13,7 +13,8 @@ from support.calls import eventually
 
 import outrider
 from outrider import SpeculativeConfig, SpeculativeDecoder
-from outrider.decoder.decoder import _InCaller
+from outrider.decoder.decoder import NUM_TURNS, _InCaller
+from outrider.edge_client.session.shared_edge import Prepared
 
 PROMPT = [5, 6, 7, 8, 9] * 4
 
@@ -125,6 +126,29 @@ def test_a_speedup_is_measured_when_asked_for(
         silent = SpeculativeConfig(temperature=0.0, log_acceptance_rate=False, log_speedup=False)
         embedded.decode_step(PROMPT, 4, silent, seed=1)
         assert "drafted" not in caplog.text and "as fast" not in caplog.text
+
+
+def test_the_turns_of_a_baseline_do_not_copy_the_text_that_they_decode_again(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = SpeculativeConfig("suffix", adaptive_depth=False)
+    with SpeculativeDecoder() as decoder:
+        decoder.setup(tiny, config, device="cpu")
+        decode, seen = decoder._decode, []
+
+        def recorded(*arguments: object) -> tuple[Prepared, float]:
+            prepared, seconds = decode(*arguments)  # type: ignore[arg-type]
+            rounds = prepared.session.result.stats.rounds
+            seen.append(sum(each.num_accepted_tokens for each in rounds))
+            return prepared, seconds
+
+        monkeypatch.setattr(decoder, "_decode", recorded)
+        decoder.decode_step(PROMPT, 48, seed=3)
+        decoder.report(baseline=True)
+        first, *turns = seen
+        assert turns == [first, 0] * NUM_TURNS or turns == [0, first] * NUM_TURNS
+        decoder.decode_step(PROMPT, 48, seed=3)
+        assert seen[-1] > first, "asked again, the text is copied: the figure above can tell"
 
 
 def test_a_baseline_needs_a_prompt(tiny: Path) -> None:

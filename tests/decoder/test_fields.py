@@ -329,3 +329,15 @@ def test_the_length_of_the_verifiers_drafts_changes_between_calls(tiny: Path) ->
         decoder.decode_step(PROMPT, 30, seed=2)
         second = {each.num_draft_tokens for each in decoder.last_rounds[:10]}
     assert (first, second) == ({4}, {2}), "one layer is seldom right"
+
+
+@pytest.mark.parametrize("policy", ["edge_only", "first_token"])
+def test_the_text_is_the_targets_whatever_the_environment_tells_other_clients(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, policy: str
+) -> None:
+    monkeypatch.setenv("OUTRIDER_EDGE_ON_TIMEOUT", policy)
+    config = SpeculativeConfig()
+    source, _ = judge_fields(config, HERE)
+    draft = make_draft(config, source, HERE, tmp_path / "draft")
+    client = make_client_config(config, source, HERE, draft, "in-process")
+    assert str(client.outage.on_timeout) == "wait"

@@ -48,7 +48,9 @@ def play_into(system: System, out: Path, on_progress: Progress | None = None) ->
     cells = [_cell_of(plan, system) for plan in system.edges]
     by_edge = [cell for cell in cells for _ in range(cell.num_sessions)]
     config = _config_of(system)
-    folder = create_folder(out, make_manifest(system.config.name, _content(system), system.config.seed))
+    folder = create_folder(
+        out, make_manifest(system.config.name, _content(system), system.config.seed), is_resumable=False
+    )
     recorder = Recorder(folder, by_edge, 0, system.config.seed)
     logs: list[RequestLog] = []
     played = play(system, on_progress, follow_session=recorder.follow, on_request=logs.append)

@@ -36,6 +36,7 @@ _SERVE_AXES = {
 # How an edge speculates, and settings of it: beside the axes, which baselines leave alone, as variants do.
 _WAYS = ("pipeline", "num_rounds_in_flight", "guesses", "tree", "gate", "reverify")
 _NOT_OURS = ("serve", "otlp_endpoint")
+_TAUGHT = ("learn", "suffix_store")  # with these a figure would depend on what ran before it
 # Settings that change what the target itself would write: texts of such cells could not be compared.
 _TEXT_SETTINGS = frozenset(
     (
@@ -64,6 +65,8 @@ def check_edge(settings: object, where: str, is_variant: bool = False, is_constr
             raise ConfigError(f"{where}: {key} would change the baselines; give it as a variant, {example}")
         if key in _NOT_OURS:
             raise ConfigError(f"{where}: {key} is of no use in a sweep; leave it out")
+        if key in _TAUGHT:
+            raise ConfigError(f"{where}: {key} makes a figure depend on the texts before it; leave it out")
     load_config(RunConfig, content=(checked, where), env={})
 
 

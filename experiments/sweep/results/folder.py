@@ -9,7 +9,8 @@ import shlex
 import sys
 import textwrap
 import threading
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,10 +85,11 @@ def new_manifest(program: str, name: str, config: dict[str, Any], seed: int) -> 
     )
 
 
-def create_folder(path: Path, manifest: Manifest) -> ResultsFolder:
+def create_folder(path: Path, manifest: Manifest, is_resumable: bool = True) -> ResultsFolder:
     """Makes a folder. Raises `UsageError` for one that holds results already, or cannot be made."""
     if any(read_rows(path / REQUESTS, RequestRow)):
-        raise UsageError(f"{path} holds results already: go on with them by --resume, or give another --out")
+        ways = "go on with them by --resume, or give another --out" if is_resumable else "give another --out"
+        raise UsageError(f"{path} holds results already: {ways}")
     try:
         path.mkdir(parents=True, exist_ok=True)
         write_json(path / MANIFEST, manifest)
@@ -96,9 +98,9 @@ def create_folder(path: Path, manifest: Manifest) -> ResultsFolder:
     return ResultsFolder(path, manifest)
 
 
-def resume_folder(path: Path, config: dict[str, Any]) -> ResultsFolder:
-    """Opens a folder to go on with. Requests that ended without an error are done; what a crash left of
-    others is removed.
+def resume_folder(path: Path, config: dict[str, Any], visit_sizes: Mapping[str, int]) -> ResultsFolder:
+    """Opens a folder to go on with. Requests that ended without an error are done, where `visit_sizes` has their cell
+    only once all of their visit's, so many, have; what a crash left of others is removed.
 
     Raises `UsageError` for a folder without results, and for one of another configuration: the message names
     the first key that differs.
@@ -112,8 +114,17 @@ def resume_folder(path: Path, config: dict[str, Any]) -> ResultsFolder:
     done = {
         row.request: row for row in latest_requests(read_rows(path / REQUESTS, RequestRow)) if not row.error
     }
+    # Its last requests alone would meet another load than the cell's.
+    sizes = Counter((row.cell, row.repeat) for row in done.values())
+    done = {
+        id: row for id, row in done.items() if sizes[row.cell, row.repeat] >= visit_sizes.get(row.cell, 0)
+    }
     rounds = [row for row in read_rows(path / ROUNDS, RoundRow) if row.request in done]
-    visits = list(read_rows(path / VISITS, VisitRow))
+    visits = [
+        row
+        for row in read_rows(path / VISITS, VisitRow)
+        if sizes[row.cell, row.repeat] >= visit_sizes.get(row.cell, 0)
+    ]
     _rewrite(path / REQUESTS, list(done.values()))
     _rewrite(path / ROUNDS, rounds)
     _rewrite(path / VISITS, visits)

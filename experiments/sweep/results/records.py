@@ -96,7 +96,7 @@ class RequestRow:
     num_accepted_tokens: int
     verifier_calls: int  # forwards of the target that this request took part in
     forward_s: float  # its share of them: a forward of b sessions counts 1/b
-    cloud_draft_s: float  # the draft's time where the draft is in the verifier (co-located)
+    cloud_draft_s: float  # its share of the draft's time where the draft is in the verifier (co-located)
     bytes_up: int  # payload of messages
     bytes_down: int
     num_unverified_tokens: int
@@ -252,8 +252,9 @@ class Manifest:
     commit: str
     is_dirty: bool
     command: str
-    config: dict[str, Any]  # the whole resolved sweep: running it again gives this folder's cells
-    models: dict[str, str]  # "target" by name, fingerprints, "prompts": SHA-256; as far as known
+    # The whole resolved sweep, running which again gives this folder's cells, with these and its prompts' SHA-256.
+    config: dict[str, Any]
+    models: dict[str, str]  # "target" by name, fingerprints; as far as known
     machine: dict[str, Any]  # cpu, cores, memory, kernel, python, congestion control
     seeds: dict[str, int]
     realisation: dict[str, Any]  # by name: facts of the links that were opened, the first of each profile

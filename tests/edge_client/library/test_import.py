@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 
 import pytest
 
 import outrider
+from outrider.common.types import RoundError, RoundErrorCode
+from outrider.edge_client.config.request_config import NoEffectError
+from outrider.edge_client.transport.link.base import UnreadableAnswerError
 
 HEAVY = ("torch", "transformers", "bitsandbytes", "safetensors")
 
@@ -55,3 +59,18 @@ def test_every_public_name_is_there_and_errors_are_of_one_tree() -> None:
     assert len(errors) >= 9 and all(issubclass(error, outrider.OutriderError) for error in errors)
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
         _ = outrider.conect  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        outrider.UsageError("top_p is 2", "give 0 to 1"),
+        outrider.RoundFailedError(RoundError(1, RoundErrorCode.INVALID, "too long", field="token_ids")),
+        NoEffectError("tree", "the mode does not draft"),
+        UnreadableAnswerError("localhost:1", "a verdict of nothing"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_reaches_who_started_the_process_that_met_it(error: outrider.OutriderError) -> None:
+    there = pickle.loads(pickle.dumps(error))
+    assert type(there) is type(error) and str(there) == str(error) and vars(there) == vars(error)

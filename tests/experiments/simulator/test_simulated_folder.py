@@ -128,3 +128,10 @@ def test_encryption_is_not_simulated(tmp_path):
     config = load_sweep(write(tmp_path / "sweep.yaml", {**SYNTHETIC, "tls": True}))
     with pytest.raises(UsageError, match="tls: is not simulated"):
         play_sweep(config, tmp_path / "out")
+
+
+def test_a_simulated_folder_is_not_told_to_go_on(tmp_path):
+    config = load_sweep(write(tmp_path / "sweep.yaml", {**SYNTHETIC, "links": [{"rtt_ms": 80}]}), {})
+    play_sweep(config, tmp_path / "out")
+    with pytest.raises(UsageError, match="holds results already: give another --out"):
+        play_sweep(config, tmp_path / "out")

@@ -95,6 +95,8 @@ def test_a_resolved_sweep_loads_as_the_same_sweep(tmp_path: Path) -> None:
         ("kv_memory: 1GiB", r"unknown key kv_memory .*; a setting of the verifier goes under `serve: {...}`"),
         ("edge: {pipeline: auto}", r"pipeline would change the baselines; .* edge: {pipeline: 'auto'}}"),
         ("edge: {otlp_endpoint: x}", r"edge: otlp_endpoint is of no use in a sweep"),
+        ("edge: {learn: x}", r"edge: learn makes a figure depend on the texts before it; leave it out"),
+        ("edge: {suffix_store: x}", r"edge: suffix_store makes a figure depend on the texts before it"),
         ("realisation: tunn", r"there is no 'tunn'; did you mean tun.* Known: direct, simulated, proxy"),
         ("realisation: simulated\ntls: true", r"tls: is not simulated"),
         ("realisation: simulated\nverifier: a:1", r"verifier: nobody is asked where"),

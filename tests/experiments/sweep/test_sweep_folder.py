@@ -59,7 +59,7 @@ def test_resuming_keeps_what_is_done_and_drops_what_failed_or_was_cut_off(tmp_pa
     folder.add_request(failed, [make_round(4, 0, request=failed.request)])
     with (tmp_path / ROUNDS).open("a") as file:
         file.write(json.dumps({"request": "c/0/0/z", "cell": "c"})[:-3])  # a crash in the middle of a line
-    again = resume_folder(tmp_path, CONFIG)
+    again = resume_folder(tmp_path, CONFIG, {})
     assert again.done == {done.request}
     assert [row.request for row in read_rows(tmp_path / REQUESTS, RequestRow)] == [done.request]
     assert [row.request for row in read_results(tmp_path).rounds] == [done.request]
@@ -68,12 +68,32 @@ def test_resuming_keeps_what_is_done_and_drops_what_failed_or_was_cut_off(tmp_pa
     assert read_results(tmp_path).requests == [done, retried]
 
 
+def test_resuming_runs_a_visit_of_several_sessions_again_as_a_whole(tmp_path: Path) -> None:
+    """The two requests that are left of sixteen would have the verifier to themselves."""
+    folder = create_folder(tmp_path, make_manifest())
+    whole = [make_request(repeat=0, prompt=prompt) for prompt in "ab"]
+    cut_off, alone = make_request(repeat=1, prompt="a"), make_request(cell="alone", repeat=1, prompt="a")
+    for request in (*whole, cut_off, alone):
+        folder.add_request(request, [make_round(4, 2, request=request.request)])
+    for repeat in (0, 1):
+        folder.add_visit(make_visit(repeat=repeat))
+    cell = whole[0].cell
+    again = resume_folder(tmp_path, CONFIG, {cell: 2})
+    kept = [*whole, alone]
+    assert again.done == {row.request for row in kept}
+    results = read_results(tmp_path)
+    assert results.requests == kept and [row.request for row in results.rounds] == [
+        row.request for row in kept
+    ]
+    assert results.visits == [make_visit(repeat=0)]
+
+
 def test_another_sweep_may_not_go_on_in_the_folder_and_the_key_is_named(tmp_path: Path) -> None:
     create_folder(tmp_path, make_manifest())
     with pytest.raises(UsageError, match="made with repeats: 3, not 5"):
-        resume_folder(tmp_path, CONFIG | {"repeats": 5})
+        resume_folder(tmp_path, CONFIG | {"repeats": 5}, {})
     with pytest.raises(UsageError, match="holds no results"):
-        resume_folder(tmp_path / "elsewhere", CONFIG)
+        resume_folder(tmp_path / "elsewhere", CONFIG, {})
 
 
 def test_results_of_another_schema_are_refused(tmp_path: Path) -> None:

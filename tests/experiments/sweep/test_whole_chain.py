@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.matrix import run_named
+from outrider.common.errors import UsageError
+from outrider.experiments.sweep.config.loading import load_sweep
+from outrider.experiments.sweep.results.folder import create_folder, new_manifest
 from outrider.experiments.sweep.results.records import (
     BASELINES,
     REQUESTS,
@@ -22,6 +26,7 @@ from outrider.experiments.sweep.results.records import (
     Results,
     read_results,
 )
+from outrider.experiments.sweep.running import make_plan, run_sweep
 
 SYNTHETIC = """
 name: small
@@ -124,11 +129,27 @@ def test_ctrl_c_leaves_valid_results_and_resume_runs_only_what_is_left(tmp_path:
     assert err == ""  # --json: no progress
     results = read_results(folder)
     assert len(results.requests) == 16  # 3 cells and the twin, 2 sessions, 2 repeats
-    assert [row for row in results.requests if row.request in {r.request for r in first.requests}] == (
-        first.requests
-    )
+    # A visit's two sessions run side by side: where Ctrl-C came between them, both ran again.
+    sizes = Counter((row.cell, row.repeat) for row in first.requests)
+    whole = [row for row in first.requests if sizes[row.cell, row.repeat] == 2]
+    assert len(whole) >= 2
+    assert [row for row in results.requests if row.request in {r.request for r in whole}] == whole
     assert results.sweep is not None and results.sweep.num_different_texts == 0
     assert all(cell.is_synthetic and "synthetic" in cell.labels for cell in results.sweep.cells)
+
+
+def test_prompts_that_changed_since_may_not_go_on_in_the_folder(tmp_path: Path) -> None:
+    """The rest would be of another text than what is there, under the same prompt's id."""
+    prompts, folder = tmp_path / "mine.jsonl", tmp_path / "out"
+    prompts.write_text('{"id": "a", "prompt": "def mean(values):"}')
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(f"realisation: direct\nlinks: {{}}\nprompts: {prompts}\nnum_prompts: 1\nname: x")
+    plan = make_plan(load_sweep(sweep, {}))
+    create_folder(folder, new_manifest("edge-client", "x", plan.resolved(), 0))
+    prompts.write_text('{"id": "a", "prompt": "def median(values):"}')
+    changed = make_plan(load_sweep(sweep, {}))
+    with pytest.raises(UsageError, match=r"made with prompts_sha256: .*: give another --out"):
+        run_sweep(changed, folder, is_resumed=True, is_silent=True)
 
 
 def test_a_verifier_that_does_not_answer_is_told_before_anything_runs(tmp_path: Path) -> None:
