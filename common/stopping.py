@@ -49,8 +49,8 @@ class TextStopper:
     `decode(token_id)` returns the text that became final with this token: "" while a character is partial.
     Ids that stop are never decoded and show nothing, nor do end-of-text ids that are ignored unless special
     tokens are shown. Text that could still become a stop string is held back; of several stop strings the one
-    completed first wins, and of those completed by one character the longest. The step that ends generation
-    releases what was held.
+    completed first wins, and of those completed by one character the longest. None is looked for in what the first
+    `min_new_tokens` tokens complete. The step that ends generation releases what was held.
     """
 
     def __init__(self, stop: StopParams, eos_token_ids: Iterable[int], decode: Callable[[int], str]) -> None:
@@ -61,6 +61,9 @@ class TextStopper:
         self._stop_strings = stop.stop_strings
         self._longest = max(map(len, stop.stop_strings), default=0)
         self._num_left = stop.max_new_tokens
+        self._first_cut = (
+            stop.max_new_tokens - stop.min_new_tokens
+        )  # tokens left when stop strings begin to count
         self._decode = decode
         self._held = ""
         self.finish: FinishReason | None = None
@@ -72,8 +75,9 @@ class TextStopper:
         is_stopped, decoded = token_id in self._stop_ids, ""
         if token_id not in self._silent_ids:
             decoded = self._decode(token_id)
+            num_judged = len(self._held)
             self._held += decoded
-            is_stopped = self._cut_at_stop_string()
+            is_stopped = self._num_left < self._first_cut and self._cut_at_stop_string(num_judged)
         if is_stopped:
             self.finish = FinishReason.STOP
         elif self._num_left <= 0:
@@ -85,9 +89,13 @@ class TextStopper:
         text, self._held = self._held, ""
         return text
 
-    def _cut_at_stop_string(self) -> bool:
-        # No stop string is wholly in text held before, so the first completed is found in what is held now.
-        matches = [(start + len(s), start) for s in self._stop_strings if (start := self._held.find(s)) >= 0]
+    def _cut_at_stop_string(self, num_judged: int) -> bool:
+        """Cuts what is held at the first stop string that ends after its first `num_judged` characters."""
+        matches = [
+            (start + len(s), start)
+            for s in self._stop_strings
+            if (start := self._held.find(s, max(0, num_judged - len(s) + 1))) >= 0
+        ]
         if matches:
             self._held = self._held[: min(matches)[1]]
         return bool(matches)

@@ -153,6 +153,7 @@ class StopParams:
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False
     shows_special_tokens: bool = False  # never sent, as stop strings
+    min_new_tokens: int = 0  # after so many tokens stop strings count; never sent, as they
 
 
 @dataclass(frozen=True, slots=True)

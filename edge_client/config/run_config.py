@@ -51,7 +51,9 @@ class SamplingConfig:
 class StopConfig:
     """Configures where generation ends, `max_new_tokens` apart, and what of its tokens is text."""
 
-    min_new_tokens: int = option(0, "fewest tokens to generate before an end of text", metavar="N", minimum=0)
+    min_new_tokens: int = option(
+        0, "fewest tokens to generate before an end of text or a stop string", metavar="N", minimum=0
+    )
     strings: tuple[str, ...] = option((), "text to stop before; may be repeated", metavar="TEXT", key="stop")
     token_ids: tuple[int, ...] = option(
         (), "token to stop after; may be repeated", metavar="ID", key="stop_token_id"

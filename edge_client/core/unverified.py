@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from outrider.common.errors import OutriderError
@@ -40,3 +40,21 @@ def buffer_unverified(events: Iterator[SessionEvent]) -> Iterator[SessionEvent]:
     except OutriderError:
         yield from held
         raise
+
+
+def without_dropped(events: Sequence[SessionEvent], num_sent: int) -> tuple[list[SessionEvent], int]:
+    """Returns `events` without tokens that later ones of them roll back, and how many of the `num_sent` that came in
+    earlier events they do."""
+    kept: list[SessionEvent] = []
+    num_dropped = 0
+    for event in events:
+        if isinstance(event, RolledBackEvent):
+            kept = [each for each in kept if not _is_from(each, event.num_tokens)]
+            num_dropped += max(0, num_sent - event.num_tokens)
+            num_sent = min(num_sent, event.num_tokens)
+        kept.append(event)
+    return kept, num_dropped
+
+
+def _is_from(event: SessionEvent, num_tokens: int) -> bool:
+    return isinstance(event, TokenEvent) and event.index >= num_tokens

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon
 
 _DESCRIPTION = """\
-Answers OpenAI's HTTP interface on this machine: drafts here, verifies at --verifier. Any client that speaks
-to OpenAI, llama-server, ollama or vLLM can use it; GET / is a page to try it in a browser.
+Answers OpenAI's HTTP interface on this machine: drafts here, verifies at --verifier. A client of
+OpenAI's, or of what llama-server, ollama and vLLM have under /v1, can use it; GET / is a page to try it in a browser.
 
   POST /v1/completions, /v1/chat/completions     streamed or whole
   GET  /v1/models, /v1/sessions                  what is served, who is served

@@ -100,10 +100,17 @@ class Daemon:
 
     async def check_model(self, name: str | None) -> None:
         """Raises `ApiError` 404 for a model that is not served; None asks for the one there is. Asks the verifier for
-        its target where another name than the daemon's is not that of the last one known."""
+        its target where another name than the daemon's is not that of the last one known: 503 where none ever was."""
         if name in (None, self.serve.model_name):
             return
-        if _target_of(self.watch.state) != name and _target_of(await self.watch.check(self.config)) != name:
+        if _target_of(self.watch.state) == name:
+            return
+        state = await self.watch.check(self.config)
+        if state.model is None:
+            message = f"whether {name!r} is the target is not known yet: {state.trouble}"
+            headers = {"Retry-After": "2"}
+            raise ApiError(503, message, "server_error", code="verifier_unreachable", headers=headers)
+        if _target_of(state) != name:
             message = f"the model {name!r} does not exist; {self.serve.model_name!r} does"
             raise ApiError(404, message, param="model", code="model_not_found")
 

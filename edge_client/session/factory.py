@@ -155,6 +155,7 @@ class Edge:
             config.stop.strings,
             config.stop.ignore_eos,
             config.stop.show_special_tokens,
+            config.stop.min_new_tokens,
         )
         try:
             check_sampling_params(sampling, num_tokens)

@@ -85,8 +85,15 @@ class EdgeTokenizer:
         return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
     def token_text(self, token_id: int) -> str:
-        """Returns one token's text, of a special token its name; a part of a character is U+FFFD."""
-        return self.decode([token_id])
+        """Returns one token's text within a text, of a special token its name; a part of a character is U+FFFD."""
+        # Many tokenizers take the space off what begins a text: what follows a letter keeps it.
+        letter_ids = self._letter_ids
+        before, both = self.decode(letter_ids), self.decode([*letter_ids, token_id])
+        return both[len(before) :] if before and both.startswith(before) else self.decode([token_id])
+
+    @cached_property
+    def _letter_ids(self) -> list[int]:
+        return list(self._tokenizer.encode("a", add_special_tokens=False).ids)
 
     def token_id(self, text: str) -> int | None:
         """Returns the id of the token that stands for a text by itself, such as `<tool_call>`; None where there is

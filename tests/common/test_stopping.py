@@ -47,9 +47,9 @@ def cut(data, content):
     return [content[a:b] for a, b in itertools.pairwise(bounds)]
 
 
-def reference(text, stop_strings):
-    """Character by character: the first completed stop string, the longest of those, ends the text."""
-    for end in range(1, len(text) + 1):
+def reference(text, stop_strings, first_end=1):
+    """Character by character: the first stop string completed from `first_end` on, the longest of those, ends it."""
+    for end in range(first_end, len(text) + 1):
         starts = [end - len(s) for s in stop_strings if text[:end].endswith(s)]
         if starts:
             return text[: min(starts)], end
@@ -67,6 +67,23 @@ def test_cutting_the_text_into_other_tokens_changes_neither_text_nor_end(text, s
     if end:  # the last token taken is the one that completes the stop string
         taken = sum(map(len, pieces[:num_taken]))
         assert taken - len(pieces[num_taken - 1]) < end <= taken
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    letters,
+    st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=3),
+    st.integers(1, 8),
+    st.data(),
+)
+def test_the_first_tokens_complete_no_stop_string_where_so_many_are_wanted(text, stop_strings, number, data):
+    pieces = cut(data, text.encode())
+    expected, end = reference(text, stop_strings, sum(map(len, pieces[:number])) + 1)
+    got, finish, num_taken, _ = run(
+        pieces, max_new_tokens=100, stop_strings=tuple(stop_strings), min_new_tokens=number
+    )
+    assert (got, finish) == (expected, FinishReason.STOP if end else None)
+    assert not end or num_taken > number
 
 
 @settings(max_examples=200, deadline=None)

@@ -55,7 +55,8 @@ class AccessMiddleware:
             allow_origins=origins,
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["x-outrider-warning"],
+            allow_private_network=True,  # an https page that calls this machine asks for it
+            expose_headers=["x-outrider-warning", "retry-after", "x-request-id"],
         )
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:

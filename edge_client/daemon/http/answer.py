@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from outrider.common.types import TokenLogprobs
 from outrider.edge_client.core.events import EndEvent, SessionEvent, TokenEvent
 from outrider.edge_client.core.live_stats import LiveStats
+from outrider.edge_client.core.unverified import without_dropped
 from outrider.edge_client.daemon.activity import Entry
 from outrider.edge_client.daemon.http.wire import Wire
 from outrider.edge_client.daemon.openai.choices import Choice, Plan
@@ -20,6 +21,7 @@ from outrider.edge_client.session.generation import Generation
 
 if TYPE_CHECKING:
     from outrider.edge_client.daemon.service import Daemon
+    from outrider.edge_client.session.session import EdgeSession
     from outrider.edge_client.session.shared_edge import Prepared
 
 _MAX_SHOWN = 8  # names of unknown fields in a header
@@ -77,12 +79,15 @@ class Answer:
             await self._wire.send_chunks([chunk])
         session = prepared.session
         live = LiveStats(session.result.stats)  # its own: it tells what is new since its last chunk
+        num_dropped = 0
         while batch:
             check_end(batch)
+            batch, number = without_dropped(batch, entry.num_sent_tokens)
+            num_dropped += number
             told = live.snapshot() if self._parsed.has_tokens else None
-            warning = session.result.unverified_note if isinstance(batch[-1], EndEvent) else ""
+            warning = _warning(session, num_dropped) if isinstance(batch[-1], EndEvent) else ""
             await self._wire.send_chunks(shaper.chunks(batch, told, warning))
-            entry.num_sent_tokens += sum(isinstance(event, TokenEvent) for event in batch)
+            entry.num_sent_tokens += sum(isinstance(event, TokenEvent) for event in batch) - number
             batch = await generation.next_batch()
         if self._parsed.has_usage:
             await generation.ended()  # the last bytes are counted when the session is closed
@@ -110,7 +115,16 @@ async def _all_events(generation: Generation, first: list[SessionEvent]) -> Sequ
     while batch := await generation.next_batch():
         events += batch
     check_end(events)
-    return events
+    kept, _ = without_dropped(events, 0)
+    return kept
+
+
+def _warning(session: EdgeSession, num_dropped: int) -> str:
+    """Returns what the end of a stream warns of; empty where there is nothing."""
+    notes = [note] if (note := session.result.unverified_note) else []
+    if num_dropped:
+        notes.append(f"{num_dropped} tokens were sent that the target has not in its text")
+    return "; ".join(notes)
 
 
 def check_end(events: Sequence[SessionEvent]) -> None:

@@ -72,7 +72,9 @@ def completion_logprobs(
     for token in tokens:
         offsets.append(num_chars)
         num_chars += token.num_chars
-        top = {tokenizer.token_text(each): logprob for each, logprob in _top(token.logprobs, num_top)}
+        top: dict[str, float] = {}
+        for token_id, logprob in _top(token.logprobs, num_top):
+            top.setdefault(tokenizer.token_text(token_id), logprob)  # of tokens with one text, the likeliest
         tops.append(top if token.logprobs else None)
     return {
         "tokens": [tokenizer.token_text(token.token_id) for token in tokens],

@@ -144,7 +144,7 @@ _READ_MAX_TOKENS = _setting("max_new_tokens", lambda name, value: fields.integer
 def _read_max_tokens(parsed: ParsedRequest, name: str, value: object) -> None:
     """Reads a number of tokens; 0, of a completion that echoes its prompt, generates one that is not shown."""
     parsed.is_prompt_only = value == 0 and value is not False and parsed.kind is Kind.COMPLETION
-    _READ_MAX_TOKENS(parsed, name, 1 if parsed.is_prompt_only else value)
+    _read_num_predict(parsed, name, 1 if parsed.is_prompt_only else value)
 
 
 def _read_num_predict(parsed: ParsedRequest, name: str, value: object) -> None:
@@ -177,7 +177,7 @@ _COMMON |= READERS | {  # vLLM's and llama-server's, which mean here what they m
     "ignore_eos": _setting("ignore_eos", fields.boolean),
     "stop_token_ids": _setting("stop_token_id", fields.token_ids),
     "bad_words": _setting("bad_word", fields.stops),
-    "max_completion_tokens": _READ_MAX_TOKENS,
+    "max_completion_tokens": _read_num_predict,
     "skip_special_tokens": _setting(
         "show_special_tokens", lambda name, value: not fields.boolean(name, value)
     ),

@@ -93,12 +93,15 @@ def test_pages_from_elsewhere_may_call_only_where_the_operator_named_them(guarde
     assert status(guarded, "/v1/models", Origin=allowed, **bearer(KEY)) == 200
     assert status(guarded, "/v1/models", Origin=guarded.url, **bearer(KEY)) == 200, "its own page"
     command = ["curl", "-s", "-i", "-X", "OPTIONS", f"{guarded.url}/v1/completions"]
-    command += ["-H", "Access-Control-Request-Method: POST", "-H"]
+    command += ["-H", "Access-Control-Request-Method: POST"]
+    command += ["-H", "Access-Control-Request-Private-Network: true", "-H"]
     answers = [
         subprocess.run([*command, f"Origin: {origin}"], capture_output=True, text=True, check=True).stdout
         for origin in (allowed, foreign)
     ]
     assert f"access-control-allow-origin: {allowed}" in answers[0].lower()
+    assert "http/1.1 200" in answers[0].lower(), "as an https page asks before it calls this machine"
+    assert "access-control-allow-private-network: true" in answers[0].lower()
     assert "access-control-allow-origin" not in answers[1].lower()
 
 

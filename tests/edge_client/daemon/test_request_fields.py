@@ -119,6 +119,16 @@ def test_fields_of_other_servers_mean_what_they_mean_there_or_change_nothing() -
     assert parsed.has_usage and not parsed.ignored
     config = config_of(RunConfig(), completion(top_k=4, ignore_eos=True, min_tokens=2, n_predict=-1))
     assert (config.sampling.top_k, config.stop.ignore_eos, config.stop.min_new_tokens) == (4, True, 2)
+    for name in ("max_tokens", "max_completion_tokens", "n_predict", "num_predict"):
+        assert chat(**{name: -1}).changes == {}, "no limit of the request's own"
+
+
+def test_the_operators_fewest_tokens_do_not_refuse_a_grammar() -> None:
+    """A grammar says itself where a text may end; beside one of the request's own the number is refused by name."""
+    base, form = run_config(min_new_tokens=5), {"type": "json_object"}
+    assert config_of(base, chat(response_format=form)).stop.min_new_tokens == 0
+    assert config_of(base, chat()).stop.min_new_tokens == 5
+    assert config_of(base, chat(response_format=form, min_tokens=3)).stop.min_new_tokens == 3
 
 
 def test_unknown_fields_are_ignored_and_named_unless_requests_are_strict() -> None:

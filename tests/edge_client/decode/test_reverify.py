@@ -44,7 +44,7 @@ from outrider.edge_client.core.events import (
     TokenEvent,
 )
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
-from outrider.edge_client.core.unverified import buffer_unverified
+from outrider.edge_client.core.unverified import buffer_unverified, without_dropped
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.session.generation import Generation
 from outrider.edge_client.session.session import EdgeSession, SessionResult
@@ -289,6 +289,14 @@ def test_unverified_text_is_held_back_until_it_is_verified_or_taken_back() -> No
         out.append(event)
     assert [text for _, text in seen] == ["", "0", "0", "0", "01", "01", "012", "012"]
     assert [getattr(event, "is_verified", None) for event in out] == [True, True, True, False, None]
+
+
+def test_of_tokens_taken_back_only_those_sent_before_are_counted() -> None:
+    given_events = [token(3, is_verified=False), token(4, is_verified=False), RolledBackEvent(2, 2)]
+    kept, num_dropped = without_dropped([*given_events, token(2, is_verified=True)], num_sent=3)
+    assert kept == [RolledBackEvent(2, 2), token(2, is_verified=True)]
+    assert num_dropped == 1
+    assert without_dropped([token(0, is_verified=True)], 0) == ([token(0, is_verified=True)], 0)
 
 
 def test_what_was_held_back_comes_before_the_error_that_ends_the_text() -> None:

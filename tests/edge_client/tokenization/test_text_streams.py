@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, normalizers
 
+from outrider.common.types import TokenLogprobs
+from outrider.edge_client.daemon.openai.logprobs import ScoredToken, completion_logprobs
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.models import EMBEDDED
 
@@ -29,6 +31,24 @@ def by_bytes(tmp_path: Path) -> EdgeTokenizer:
     )
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     return EdgeTokenizer(tmp_path / "tokenizer.json")
+
+
+def test_a_tokens_text_keeps_the_space_that_the_beginning_of_a_text_loses(tmp_path: Path) -> None:
+    """As Llama 2's and Mistral's: of " the" and "the" each is itself, in log-probabilities too."""
+    words = ["<unk>", "▁the", "the", "▁", "▁a", "a"]
+    model = models.BPE({token: number for number, token in enumerate(words)}, [("▁", "a")], unk_token="<unk>")
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    ours = EdgeTokenizer(tmp_path / "tokenizer.json")
+    assert ours.decode([1]) == ours.decode([2]) == "the"
+    assert [ours.token_text(number) for number in range(1, 6)] == [" the", "the", " ", " a", "a"]
+    known = TokenLogprobs(-0.1, -0.1, (1, 2), (-0.1, -3.0))
+    scored = [ScoredToken(1, 4, known)]
+    assert completion_logprobs(ours, scored, 2, 0)["top_logprobs"] == [{" the": -0.1, "the": -3.0}]
 
 
 @pytest.mark.parametrize("prompt_ids", [[], [1, byte_id(0x0A)]])
