@@ -234,11 +234,14 @@ class LayerReader(Generic[Norm]):
         return self._make_norm(weight, self._config.rms_norm_eps)
 
     def head(self) -> tuple[torch.Tensor, Operation]:
-        """Returns the embedding [vocab_size, hidden_size] and the product of the head."""
-        table = self._config.vocab_size, self._config.hidden_size
-        embedding = self._weights.read("model.embed_tokens.weight", *table)
-        is_tied = self._config.tie_word_embeddings
-        return embedding, self.product(embedding if is_tied else self._weights.read("lm_head.weight", *table))
+        """Returns the embedding [vocab_size, hidden_size] and the product of the head: of a head in the files that is
+        another matrix also where config.json says that they are one, as transformers does."""
+        table, name = (self._config.vocab_size, self._config.hidden_size), "lm_head.weight"
+        weight = embedding = self._weights.read("model.embed_tokens.weight", *table)
+        if not self._config.tie_word_embeddings or name in self._weights.names:
+            own = self._weights.read(name, *table)
+            weight = weight if torch.equal(own, weight) else own
+        return embedding, self.product(weight)
 
     def layer(self, index: int) -> Layer[Norm]:
         """Returns a layer of the model."""

@@ -7,7 +7,7 @@ import copy
 import importlib
 import inspect
 import logging
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Mapping, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -188,6 +188,11 @@ def _load_config(directory: Path, config_json: dict[str, Any]) -> Any:
         raise ModelError(f"model type {model_type!r} is unknown to the installed transformers{code}")
     try:
         config = AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        if config.get_text_config() is not config:
+            raise ModelError(
+                f"model type {model_type!r} reads more than text: a target is a decoder of text alone, such as a "
+                "checkpoint of the same family without images has"
+            )
         config.max_position_embeddings = _max_context(config)
         check_supported(config, config.max_position_embeddings)
         if min(int(config.num_hidden_layers), int(config.num_attention_heads)) < 1:
@@ -248,7 +253,21 @@ def _is_simple(model: Any, weights: Weights) -> bool:
     if getattr(model, "_keep_in_fp32_modules_strict", None) or weights.names - tensors.keys():
         return False
     read = {id(tensors[name]) for name in weights.names}
-    return all(id(parameter) in read for parameter in model.parameters())
+    return all(id(parameter) in read for parameter in model.parameters()) and _are_tied_alike(
+        tensors, weights
+    )
+
+
+def _are_tied_alike(tensors: Mapping[str, torch.Tensor], weights: Weights) -> bool:
+    """Returns whether names in the files that are one tensor of the model are one there too: where config.json ties two
+    that differ, transformers keeps both."""
+    first: dict[int, str] = {}
+    for name in sorted(weights.names):
+        other = first.setdefault(id(tensors[name]), name)
+        shape = tensors[name].shape
+        if other != name and not torch.equal(weights.read(other, *shape), weights.read(name, *shape)):
+            return False
+    return True
 
 
 def _tensors(model: Any) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from outrider.common.types import EARLY_EXIT
 
 _WEIGHTS = ("model.safetensors", "medusa_lm_head.safetensors")
 _PICKLED = ("medusa_lm_head.pt", "pytorch_model.bin")
+_PREFIX = "medusa_heads."  # which vLLM takes off too
 MAX_COUNT = 64  # of heads and of their blocks
 
 
@@ -53,6 +54,11 @@ class HeadDirectory:
         """Returns whether a tensor is left whose name begins so."""
         return any(name.startswith(prefixes) for name in self._left)
 
+    def num_numbered(self) -> int:
+        """Returns one more than the highest number that a tensor's name begins with, 0 where there is none."""
+        numbers = (name.partition(".")[0] for name in self._left)
+        return 1 + max((int(each) for each in numbers if each.isdecimal()), default=-1)
+
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Returns a tensor in float32. Raises `ModelError` where it is missing, has another shape or holds integers."""
         tensor = self._take(name, shape)
@@ -66,6 +72,15 @@ class HeadDirectory:
         if tensor.is_floating_point():
             raise self.error(f"{name} is {tensor.dtype}; want integers")
         return tensor.to(torch.int64)
+
+    def num_rows(self, name: str) -> int:
+        """Returns the first size of a tensor, 0 where it is missing."""
+        return len(self._left[name]) if name in self._left else 0
+
+    def leave(self, *names: str) -> None:
+        """Passes over tensors that may be there and are of no use."""
+        for name in names:
+            self._left.pop(name, None)
 
     def fill(self, module: nn.Module, name_of: Callable[[str], str]) -> None:
         """Reads all parameters of a module; `name_of` maps their names to those of the tensors."""
@@ -117,7 +132,7 @@ class HeadDirectory:
             tensors: dict[str, Tensor] = load_file(weights)
         except Exception as error:  # safetensors raises its own kind
             raise self.error(f"{weights.name} cannot be read: {error}") from error
-        return tensors
+        return {name.removeprefix(_PREFIX): tensor for name, tensor in tensors.items()}
 
 
 def num_parameters(path: Path) -> int:

@@ -54,6 +54,9 @@ _ASSUMED: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
     },
 }
+_LAYER_TYPES = tuple(
+    each for each in DEFAULT_HEAD_DIM if each != "gemma2"
+)  # whose layer has norms of other places
 _COMPARED_ROWS = 4096  # of embeddings, at a time
 
 
@@ -71,7 +74,7 @@ def read_eagle(directory: HeadDirectory, backend: TransformersBackend) -> EagleH
 
 def read_specforge(directory: HeadDirectory, backend: TransformersBackend) -> EagleHead:
     """Returns an EAGLE-3 draft as SpecForge writes it."""
-    return _read_eagle3(directory, backend, directory.config, "midlayer", {})
+    return _read_eagle3(directory, backend, directory.config, "midlayer", _eagle31(directory))
 
 
 def read_speculators(directory: HeadDirectory, backend: TransformersBackend) -> EagleHead:
@@ -93,7 +96,16 @@ def read_speculators(directory: HeadDirectory, backend: TransformersBackend) -> 
         "has_feature_norm": bool(config.get("norm_before_fc")),
         "is_norm_before_residual": config["norm_before_residual"],
     }
-    return _read_eagle3(directory, backend, layer, "layers.0", options)
+    return _read_eagle3(directory, backend, layer, "layers.0", options | _eagle31(directory))
+
+
+def _eagle31(directory: HeadDirectory) -> dict[str, bool]:
+    """Returns the option of EAGLE-3.1 that is served. Raises `ModelError` for the other one."""
+    if directory.config.get("fc_norm"):
+        raise directory.error(
+            "config.json: fc_norm is true; features that are each normalised are not served"
+        )
+    return {"is_output_normed": bool(directory.config.get("norm_output"))}
 
 
 def published_names(layer: str) -> Callable[[str], str]:
@@ -147,8 +159,8 @@ def _layer_config(
 ) -> DecoderConfig:
     """Returns the configuration of the one layer. Raises `ModelError` naming the field that is in the way."""
     fields = with_defaults({"model_type": "llama", "sliding_window": None, **raw})
-    if fields is None:
-        kinds = ", ".join(DEFAULT_HEAD_DIM)
+    if fields is None or fields["model_type"] not in _LAYER_TYPES:
+        kinds = ", ".join(_LAYER_TYPES)
         raise directory.error(f"config.json: model_type is {raw.get('model_type')!r}; want one of {kinds}")
     try:
         config = make_decoder_config(fields)
@@ -166,6 +178,7 @@ def _layer_config(
                 ("num_hidden_layers", config.num_hidden_layers, 1),
                 ("vocab_size", config.vocab_size, backend.vocab_size),
                 ("the attention's window", config.windows[0], None),
+                ("hidden_act", config.activation, "silu"),
             )
             if found != wanted
         ),

@@ -129,9 +129,11 @@ class Eagle3(EagleDraft):
         *,
         has_feature_norm: bool = False,
         is_norm_before_residual: bool = False,
+        is_output_normed: bool = False,
     ) -> None:
-        """`has_feature_norm`: features are normalised before they are fused; `is_norm_before_residual`: the attention
-        is added to the state's norm instead of the state (both options of `speculators`)."""
+        """Options of `speculators`. `has_feature_norm`: features are normalised before they are fused;
+        `is_norm_before_residual`: the attention is added to the state's norm instead of the state; `is_output_normed`:
+        the next states are normalised, so that later tokens of a draft read them so (EAGLE-3.1)."""
         super().__init__()
         size, epsilon = config.hidden_size, config.rms_norm_eps
         self.feature_norm = nn.RMSNorm(num_features, epsilon) if has_feature_norm else nn.Identity()
@@ -141,6 +143,7 @@ class Eagle3(EagleDraft):
         self.layer = EagleLayer(config, 2 * size)
         self.norm = nn.RMSNorm(size, epsilon)
         self._is_norm_before_residual = is_norm_before_residual
+        self._is_output_normed = is_output_normed
 
     def fuse(self, features: Tensor) -> Tensor:
         """See `EagleDraft.fuse`."""
@@ -153,12 +156,11 @@ class Eagle3(EagleDraft):
         x = torch.cat((self.token_norm(embedded), normed), dim=-1)
         residual = normed if self._is_norm_before_residual else states
         out: Tensor = self.layer(x, residual, positions, attend)
-        return out
+        return self.norm(out) if self._is_output_normed else out
 
     def scored(self, states: Tensor) -> Tensor:
         """See `EagleDraft.scored`."""
-        scored: Tensor = self.norm(states)
-        return scored
+        return states if self._is_output_normed else self.norm(states)
 
 
 def _split(x: Tensor, num_heads: int, head_dim: int) -> Tensor:

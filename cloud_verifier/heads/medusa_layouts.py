@@ -6,7 +6,8 @@
 The tensors of the first are `{k}.{block}.linear.weight|bias` and, where a head has an output embedding of its own,
 `{k}.{num_blocks}.weight`; of Hydra's there is `{k}.inputs.weight|bias` too (`training/heads/directory.py`). Those of
 the second are `blocks.{k}.layers.{block}.weight|bias`, `lm_heads.{k}.weight`, or one `lm_head.weight` for all, and
-`token_map`, the ids that are scored, where it is not the whole vocabulary.
+`token_map`, the ids that are scored, where it is not the whole vocabulary; rows of other ids may be there, and with one
+output embedding for all also those that are of no use, as vLLM reads them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ def read_medusa(directory: HeadDirectory, backend: TransformersBackend) -> Head:
         raise directory.error(f"config.json: kind is {kind!r}; want one of {', '.join(_KINDS)}")
     num_heads, num_blocks = directory.count("medusa_num_heads"), directory.count("medusa_num_layers")
     size = hidden_size(backend)
+    if (num_there := directory.num_numbered()) > num_heads:  # Medusa's own of Vicuna say 2 and are 5
+        raise directory.error(
+            f"config.json: medusa_num_heads is {num_heads}, and the file has {num_there} heads: correct config.json"
+        )
     heads = nn.ModuleList(
         MedusaHead(size, num_blocks) if kind == "medusa" else HydraHead(size, number + 1, num_blocks)
         for number in range(num_heads)
@@ -79,14 +84,22 @@ def _vllm_outputs(directory: HeadDirectory, backend: TransformersBackend, num_he
         token_ids = check_token_ids(
             directory, "token_map", directory.read_ids("token_map", (num_scored,)), vocab_size
         )
+    directory.leave("token_map")
 
     def read(name: str) -> nn.Module:
-        weight = directory.read(name, (num_scored, hidden_size(backend)))
-        return _linear(weight) if token_ids is None else draft_vocabulary(weight, token_ids, vocab_size)
+        size = hidden_size(backend)
+        if token_ids is None:
+            return _linear(directory.read(name, (vocab_size, size)))
+        if directory.num_rows(name) == vocab_size:
+            weight = directory.read(name, (vocab_size, size))[token_ids]
+        else:
+            weight = directory.read(name, (num_scored, size))
+        return draft_vocabulary(weight, token_ids, vocab_size)
 
     if config.get("original_lm_head"):
-        name = "lm_head.weight" if "lm_head.weight" in directory else "lm_heads.0.weight"
-        return [read(name)] * num_heads
+        output = read("lm_head.weight" if "lm_head.weight" in directory else "lm_heads.0.weight")
+        directory.leave(*(f"lm_heads.{number}.weight" for number in range(num_heads)))
+        return [output] * num_heads
     return [read(f"lm_heads.{number}.weight") for number in range(num_heads)]
 
 

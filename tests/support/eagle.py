@@ -157,12 +157,15 @@ class PlainEagle:
         residual = residual + self._of("self_attn.o_proj") @ torch.cat(read)
         inner = self._norm("post_attention_layernorm", residual)
         inner = silu(self._of("mlp.gate_proj") @ inner) * (self._of("mlp.up_proj") @ inner)
-        return residual + self._of("mlp.down_proj") @ inner
+        out = residual + self._of("mlp.down_proj") @ inner
+        return _normed(out, self._tensors["norm.weight"]) if self._config.get("norm_output") else out
 
     def _score(self, state: Tensor) -> Tensor:
         if not self._is_third:
             return self._output @ state
-        logits = self._tensors["lm_head.weight"] @ _normed(state, self._tensors["norm.weight"])
+        if not self._config.get("norm_output"):
+            state = _normed(state, self._tensors["norm.weight"])
+        logits = self._tensors["lm_head.weight"] @ state
         every = torch.full((len(self._output),), -1e4)
         every[torch.arange(len(logits)) + self._tensors["d2t"]] = logits
         return every

@@ -6,14 +6,17 @@ import json
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors import safe_open
+from support.models import add_token, make_tokenizer
 
-from outrider.common.models.fingerprint import target_fingerprint
+from outrider.common.models.fingerprint import num_tokens, target_fingerprint
 from outrider.training.common.model import create_model, save_model
 from outrider.training.common.optim import Muon
+from outrider.training.draft.drafts import num_common_ids
 from outrider.training.heads.command import main
 from outrider.training.heads.directory import read_heads, write_heads
 from outrider.training.heads.joint import JointConfig, JointTrainer
@@ -206,6 +209,18 @@ def test_saved_heads_are_read_again(kind: str, target_dir: Path, tmp_path: Path)
     (tmp_path / "model.safetensors").unlink()
     with pytest.raises(ValueError, match="--heads"):
         read_heads(tmp_path)
+
+
+def test_special_ids_without_a_row_do_not_exist(tmp_path: Path) -> None:
+    """Gemma 3's 1B has a token for images and no row for it."""
+    make_tokenizer(tmp_path)
+    number = num_tokens(tmp_path / "tokenizer.json")
+    model = SimpleNamespace(get_output_embeddings=lambda: torch.nn.Embedding(number, 2))
+    add_token(tmp_path / "tokenizer.json", number)
+    assert num_common_ids(tmp_path, model) == number
+    add_token(tmp_path / "tokenizer.json", number + 1, is_special=False)
+    with pytest.raises(ValueError, match=f"but the embedding only {number} rows"):
+        num_common_ids(tmp_path, model)
 
 
 @pytest.mark.parametrize(

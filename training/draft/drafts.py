@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from outrider.common.errors import ModelError
-from outrider.common.models.fingerprint import num_tokens, tokenizer_fingerprint
+from outrider.common.models.fingerprint import num_embedded_tokens, tokenizer_fingerprint
 from outrider.training.common.model import ModelConfig, create_model
 from outrider.training.draft.quant import BLOCK_SIZE, require_blocks
 
@@ -131,10 +131,10 @@ def num_common_ids(target_dir: Path, *models: Any) -> int:
     rows = min(int(model.get_output_embeddings().weight.size(0)) for model in models)
     if not (target_dir / _TOKENIZER).is_file():
         return rows
-    count = num_tokens(target_dir / _TOKENIZER)
-    if count > rows:
-        raise ValueError(f"{target_dir / _TOKENIZER} has {count} tokens, but an embedding only {rows} rows")
-    return count
+    try:
+        return num_embedded_tokens(target_dir / _TOKENIZER, rows)
+    except ModelError as error:
+        raise ValueError(str(error)) from error
 
 
 def copy_tokenizer(source: Path, destination: Path) -> None:

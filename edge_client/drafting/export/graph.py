@@ -217,8 +217,9 @@ class GraphBuilder:
     def _head(self, hidden: str, residual: str) -> None:
         config, weights = self._config, self._weights
         normed, _ = self._norm("norm", "model.norm", hidden, residual, None)
-        table = None if config.is_tied else weights.head(self._num_tokens)
-        bias = None if config.is_tied else weights.head_bias(self._num_tokens)
+        is_tied = weights.is_head_tied(self._num_tokens)
+        table = None if is_tied else weights.head(self._num_tokens)
+        bias = None if is_tied else weights.head_bias(self._num_tokens)
         self._pieces.score("head_rows", normed, HEAD, table, EMBEDDING, bias)
         self._constant("logits_shape", np.array([-1, self._num_tokens], np.int64))
         rows = (

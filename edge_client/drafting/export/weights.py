@@ -47,6 +47,12 @@ class DecoderWeights:
         """Returns the first `num_tokens` rows of the output embedding where it is another one."""
         return self._table("head", num_tokens)
 
+    def is_head_tied(self, num_tokens: int) -> bool:
+        """Returns whether the output embedding is the embedding: config.json says so, and the files have no other."""
+        if not self._config.is_tied or self._name("head", None) not in self._tensors:
+            return self._config.is_tied
+        return np.array_equal(self.head(num_tokens).weights, self.embedding(num_tokens).weights)
+
     def head_bias(self, num_tokens: int) -> Float32 | None:
         """Returns the bias of the output embedding, [num_tokens], where there is one."""
         bias = self._bias("head", None, self._config.vocab_size)

@@ -318,6 +318,16 @@ def test_other_attention_is_refused_by_name(model_type: str, fields: dict[str, A
         check_supported(config, getattr(config, "max_position_embeddings", None) or 4096)
 
 
+def test_a_model_of_images_too_is_refused_for_what_it_is(llama: Path) -> None:
+    from transformers import AutoConfig
+
+    AutoConfig.for_model("gemma3").save_pretrained(llama)
+    with pytest.raises(
+        ModelError, match="model type 'gemma3' reads more than text: a target is a decoder of"
+    ):
+        load_target(llama)
+
+
 @pytest.mark.parametrize(
     "model_type",
     [

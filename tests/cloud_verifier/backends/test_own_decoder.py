@@ -86,6 +86,26 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(found, expected, atol=1e-4 * abs(expected).max(), err_msg=decoder)
 
 
+@pytest.mark.parametrize("is_another", [True, False])
+def test_a_head_in_the_files_counts_also_where_the_configuration_ties_it(
+    is_another: bool, tmp_path: Path
+) -> None:
+    """Fine-tuned models are saved so: transformers ties the two only where they are alike."""
+    from safetensors.torch import load_file, save_file
+
+    model = make_tiny_target(tmp_path / "model", "qwen2")
+    tied = logits_of(model, "lean")
+    tensors = load_file(model / "model.safetensors")
+    head = tensors["model.embed_tokens.weight"].clone()
+    tensors["lm_head.weight"] = head.flip(0) if is_another else head
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    expected = logits_of(model, "transformers")
+    assert np.allclose(expected, tied, atol=1e-4 * abs(tied).max()) is not is_another
+    for decoder in ("lean", "cuda"):
+        found = logits_of(model, decoder)
+        np.testing.assert_allclose(found, expected, atol=1e-4 * abs(expected).max(), err_msg=decoder)
+
+
 @pytest.mark.parametrize("case", ["qwen3", "gemma2"])
 def test_bfloat16_logits_are_as_near_to_exact_ones_as_those_of_transformers(
     case: str, tmp_path: Path

@@ -121,22 +121,23 @@ def test_rows_are_those_of_whole_forwards(layout: str, target: Path, tmp_path: P
     assert drafting.sequence.num_kv_bytes == 0
 
 
-@pytest.mark.parametrize("norm_before_residual", [False, True])
+@pytest.mark.parametrize("options", [{}, {"norm_before_residual": True}, {"norm_output": True}])
 def test_another_width_and_other_layers_are_read(
-    norm_before_residual: bool, target: Path, tmp_path: Path
+    options: dict[str, bool], target: Path, tmp_path: Path
 ) -> None:
     directory = make_eagle(
         tmp_path,
         "speculators",
         size=96,
-        norm_before_residual=norm_before_residual,
         eagle_aux_hidden_state_layer_ids=[1, 2, 3],
+        **options,
     )
     drafting = Drafting(target, directory)
     assert drafting.head.facts.feature_layers == (0, 1, 2)  # those before the named ones
     drafting.commit(make_prompt(2, 9))
     drafting.check_root()
     drafting.check_paths([(7,), (8,)])
+    drafting.check_paths([(7, 3), (8, 5)])
 
 
 def test_long_texts_grow_the_kv_by_blocks_and_are_fed_in_chunks(target: Path, tmp_path: Path) -> None:

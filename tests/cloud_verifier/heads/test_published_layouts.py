@@ -93,12 +93,33 @@ PUBLISHED: dict[str, Make] = {
     "speculators, wide": lambda d: make_eagle(
         d, "speculators", size=160, eagle_aux_hidden_state_layer_ids=[2, 3, 4], norm_before_residual=True
     ),
+    "EAGLE-3.1": lambda d: make_eagle(d, "specforge", norm_output=True, fc_norm=False),
     "Medusa for vLLM": make_vllm_medusa,
     "Medusa for vLLM, some ids": lambda d: make_vllm_medusa(d, 200),
     "Medusa for vLLM, one output": lambda d: without(
         make_vllm_medusa(d, original_lm_head=True), "lm_heads.1.weight", "lm_heads.2.weight"
     ),
+    "Medusa for vLLM, outputs of no use": lambda d: make_vllm_medusa(d, original_lm_head=True),
+    "Medusa for vLLM, a map of no use": lambda d: with_map(make_vllm_medusa(d)),
+    "Medusa for vLLM, some of all rows": lambda d: with_map(make_vllm_medusa(d), 200),
+    "Medusa for vLLM, its names prefixed": lambda d: prefixed(make_vllm_medusa(d)),
 }
+
+
+def with_map(directory: Path, num_scored: int = VOCAB) -> Path:
+    """Names some ids as scored, and leaves the rows of all."""
+    ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:num_scored]
+    change_tensors(directory, lambda tensors: tensors.update({"token_map": ids}))
+    change_config(directory, truncated_vocab_size=num_scored)
+    return directory
+
+
+def prefixed(directory: Path) -> Path:
+    tensors = load_file(directory / "model.safetensors")
+    save_file(
+        {f"medusa_heads.{name}": each for name, each in tensors.items()}, directory / "model.safetensors"
+    )
+    return directory
 
 
 def without(directory: Path, *names: str) -> Path:
@@ -191,6 +212,21 @@ DAMAGED: dict[str, tuple[Make, Callable[[Path], object], str]] = {
         PUBLISHED["SpecForge"],
         lambda d: change_config(d, model_type="gpt_oss"),
         "model_type is 'gpt_oss'; want one of llama, mistral, qwen2, qwen3",
+    ),
+    "Gemma's layer": (
+        PUBLISHED["SpecForge"],
+        lambda d: change_config(d, model_type="gemma2", layer_types=["full_attention"]),
+        "model_type is 'gemma2'; want one of llama, mistral, qwen2, qwen3",
+    ),
+    "another activation": (
+        PUBLISHED["SpecForge"],
+        lambda d: change_config(d, hidden_act="gelu_pytorch_tanh"),
+        "hidden_act is gelu_tanh; want silu",
+    ),
+    "norms of single features": (
+        PUBLISHED["speculators"],
+        lambda d: change_config(d, fc_norm=True, norm_output=True),
+        "fc_norm is true; features that are each normalised are not served",
     ),
     "a window": (
         PUBLISHED["SpecForge"],

@@ -66,6 +66,30 @@ def test_an_exported_draft_computes_what_its_dequantised_weights_say(kind: str, 
     assert rounded.max() < 0.10
 
 
+def test_a_head_in_the_files_is_exported_also_where_the_configuration_ties_it(tmp_path: Path) -> None:
+    """As fine-tuned models are saved; transformers ties the two only where they are alike."""
+    from safetensors.torch import load_file, save_file
+
+    hf_dir = make_hf_dir(tmp_path / "hf", "qwen2", tie_word_embeddings=True)
+    tensors = load_file(hf_dir / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, hf_dir / "model.safetensors", metadata={"format": "pt"})
+    export_draft(hf_dir, tmp_path / "alike")
+    tensors["lm_head.weight"] = tensors["lm_head.weight"].flip(0).contiguous()
+    save_file(tensors, hf_dir / "model.safetensors", metadata={"format": "pt"})
+    export_draft(hf_dir, tmp_path / "other")
+    rows = []
+    for name in ("alike", "other"):
+        with OnnxDraftModel.open(tmp_path / name) as model:
+            runner = model.sequence(SamplingParams(temperature=1.0))._runner
+            assert runner is not None
+            rows.append(runner.feed([1, 2, 3], 0).logits[0, : model.num_tokens].copy())
+    np.testing.assert_allclose(rows[1], rows[0][::-1], atol=0.1 * abs(rows[0]).max())
+    assert not np.allclose(rows[1], rows[0], atol=0.1 * abs(rows[0]).max()), (
+        "the other head's logits are others"
+    )
+
+
 def test_export_reports_what_it_wrote(tmp_path: Path) -> None:
     hf_dir = make_hf_dir(tmp_path / "hf", "qwen2", tie_word_embeddings=True)
     steps: list[tuple[int, int, str]] = []
