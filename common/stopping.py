@@ -61,9 +61,8 @@ class TextStopper:
         self._stop_strings = stop.stop_strings
         self._longest = max(map(len, stop.stop_strings), default=0)
         self._num_left = stop.max_new_tokens
-        self._first_cut = (
-            stop.max_new_tokens - stop.min_new_tokens
-        )  # tokens left when stop strings begin to count
+        # So many tokens are left when stop strings begin to count.
+        self._first_cut = stop.max_new_tokens - stop.min_new_tokens
         self._decode = decode
         self._held = ""
         self.finish: FinishReason | None = None

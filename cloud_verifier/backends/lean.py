@@ -237,11 +237,12 @@ class LayerReader(Generic[Norm]):
         """Returns the embedding [vocab_size, hidden_size] and the product of the head: of a head in the files that is
         another matrix also where config.json says that they are one, as transformers does."""
         table, name = (self._config.vocab_size, self._config.hidden_size), "lm_head.weight"
-        weight = embedding = self._weights.read("model.embed_tokens.weight", *table)
-        if not self._config.tie_word_embeddings or name in self._weights.names:
-            own = self._weights.read(name, *table)
-            weight = weight if torch.equal(own, weight) else own
-        return embedding, self.product(weight)
+        embedding = self._weights.read("model.embed_tokens.weight", *table)
+        is_tied = self._config.tie_word_embeddings
+        if is_tied and name not in self._weights.names:
+            return embedding, self.product(embedding)
+        weight = self._weights.read(name, *table)
+        return embedding, self.product(embedding if is_tied and torch.equal(weight, embedding) else weight)
 
     def layer(self, index: int) -> Layer[Norm]:
         """Returns a layer of the model."""

@@ -54,9 +54,8 @@ _ASSUMED: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
     },
 }
-_LAYER_TYPES = tuple(
-    each for each in DEFAULT_HEAD_DIM if each != "gemma2"
-)  # whose layer has norms of other places
+# Gemma 2's layer has its norms in other places.
+_LAYER_TYPES = tuple(each for each in DEFAULT_HEAD_DIM if each != "gemma2")
 _COMPARED_ROWS = 4096  # of embeddings, at a time
 
 

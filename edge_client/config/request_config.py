@@ -50,9 +50,8 @@ def _without_pointless_defaults(config: RunConfig, changes: Mapping[str, Any]) -
     }
     if any(key in changes for key in KEYS.values()):  # a request's own grammar, in place of the operator's
         pointless |= {key: "" for key in KEYS.values() if key not in changes}
-        pointless |= (
-            {} if "min_new_tokens" in changes else {"min_new_tokens": 0}
-        )  # it says itself where a text may end
+        if "min_new_tokens" not in changes:  # a grammar says itself where a text may end
+            pointless["min_new_tokens"] = 0
     if "reverify" not in changes and why_no_reverify(config):
         pointless["reverify"] = False
     if tree_use(config) == "off" or ("tree" not in changes and why_no_tree(config)):
