@@ -48,10 +48,10 @@ test: $(STAMP) ## the tests that CI runs, WORKERS=3 files at a time; 0 for one p
 test-slow: $(STAMP) ## the full matrices
 	$(PY) -m pytest -m 'slow or not slow' --timeout 1800 $(ARGS)
 
-lint: $(STAMP)
+lint: $(STAMP) ## what ruff says
 	$(PY) -m ruff check .
 
-typecheck: $(STAMP)
+typecheck: $(STAMP) ## what mypy says
 	$(PY) -m mypy
 
 proto: $(STAMP) ## regenerate common/pb from the .proto
@@ -73,7 +73,7 @@ pair-bank: $(STAMP) ## pairs of other shapes and texts to judge the controller o
 bank-traces: $(STAMP) ## record experiments/shared/traces/bank-*.npz anew from what pair-bank built
 	OMP_NUM_THREADS=1 $(PY) -m benchmarks.controller.record_bank $(ARGS)
 
-bench: bench-main bench-engine bench-methods bench-controller bench-pair bench-daemon ## the quicker benchmarks; bench-reliability, -real, -trees and -bank take up to an hour each
+bench: bench-main bench-engine bench-methods bench-controller bench-pair bench-daemon ## the quicker benchmarks; bench-reliability, -real, -trees and -bank take an hour or more each
 
 bench-main: $(STAMP) ## benchmarks/results/main.json; PROMPTS=FILE takes other prompts
 	$(PY) -m benchmarks.main $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
@@ -108,7 +108,7 @@ bench-trees: $(STAMP) ## benchmarks/results/trees.json: what drafted trees bring
 bench-heads: $(STAMP) ## benchmarks/results/heads.json: heads and lookahead at the verifier; ARGS="--only rounds"
 	$(PY) -m benchmarks.heads.run $(ARGS)
 
-bench-sources: $(STAMP) ## benchmarks/results/sources.json: where drafts come from; ARGS="--only suffix"
+bench-sources: $(STAMP) ## benchmarks/results/sources.json: where drafts come from; ARGS="--only repeat"
 	$(PY) -m benchmarks.sources.run $(ARGS)
 
 bench-gpu-paths: $(STAMP) ## benchmarks/results/gpu_paths.json: the GPU's paths without a GPU; ARGS="--only kernel"

@@ -177,19 +177,30 @@ async def serve_until_signalled(
 ) -> None:
     """Serves what `load`, called on a thread, returns behind `entrance`, until SIGTERM or SIGINT; drains, stops.
 
-    A second signal ends the grace at once. Raises `EngineStoppedError` where the engine has a bug: calls end, and edges
+    A second signal ends the grace at once, SIGTERM while `load` runs the process. Raises `EngineStoppedError` where the engine has a bug: calls end, and edges
     open their sessions again elsewhere or at the next start.
     """
     loop = asyncio.get_running_loop()
     await entrance.open()
     loop.add_signal_handler(signal.SIGHUP, entrance.security.reload, True)  # the target may take minutes
+    first, second = asyncio.Event(), asyncio.Event()
+    loading = asyncio.create_task(_on_a_thread(load))
+
+    def stop_loading() -> None:
+        first.set()
+        loading.cancel()
+
+    # Without a handler the first process of a container is sent none, and would serve once it has loaded.
+    loop.add_signal_handler(signal.SIGTERM, stop_loading)
     try:
-        server = await _on_a_thread(load)
+        server = await loading
     except BaseException:
         await entrance.close()
+        if first.is_set():
+            log.info("stopped while the target was loading")
+            return
         raise
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    first, second = asyncio.Event(), asyncio.Event()
 
     def on_signal() -> None:
         (second if first.is_set() else first).set()

@@ -27,8 +27,9 @@ OpenAI's, or of what llama-server, ollama and vLLM have under /v1, can use it; G
 _EPILOG = """\
 signals:
   SIGTERM, SIGINT  stop: take nothing new, let running requests finish (--stop-grace); a second one hurries
-  SIGHUP           read the configuration again: file, environment and the flags of this call. The draft, the
-                   address and the log's form need a restart; everything else changes for new requests
+  SIGHUP           read the configuration again: file, environment and the flags of this call. The draft and
+                   its cache, the address, --insecure, --min-draft-ms, --otlp-endpoint and the log's form need
+                   a restart; everything else changes for new requests
 
 files and variables:
   Every flag is also a key of --config FILE and a variable OUTRIDER_EDGE_<KEY>; those from --listen on are

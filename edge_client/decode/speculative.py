@@ -15,6 +15,7 @@ from functools import partial
 from outrider.common.errors import RoundTimeoutError
 from outrider.common.types import Draft, Origin
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.decode.branch_tree import Branch
 from outrider.edge_client.decode.cloud_only import stream_cloud_only
 from outrider.edge_client.decode.fallback import fall_back, keep_unverified
@@ -107,6 +108,7 @@ class SpeculativeLoop:
             pipeline.abandon(branch, draft)
         elif self._is_draft_full(proposal):
             log.info("the draft's context is full: cloud-only from here")
+            state.recorder.in_mode(ExecutionMode.CLOUD_ONLY, len(state.tokens.origins), {})
             yield from stream_cloud_only(state)
         else:
             proposal.judgement = state.proposer.judge(draft, proposal.assumed)

@@ -14,6 +14,8 @@ from support.fakes import FakeBackend
 from support.processes.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.server.server import LAST_ANSWERS_S
+from outrider.edge_client.config.daemon import DaemonConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERS = ROOT / "deploy" / "containers"
@@ -89,3 +91,15 @@ def test_the_verifiers_health_check_tells_a_running_engine_from_a_stopped_one() 
 
 def test_the_edges_health_check_fails_where_no_daemon_answers() -> None:
     assert check("check_edge.py", "127.0.0.1:1").returncode == 1
+
+
+def test_the_commands_of_the_page_let_a_container_drain() -> None:
+    """Docker's own patience is ten seconds."""
+    page = (CONTAINERS / "README.md").read_text().replace("\\\n", " ")
+    found = [
+        re.search(r"--stop-timeout (\d+)", line)
+        for line in page.splitlines()
+        if line.startswith("docker run")
+    ]
+    longest = max(ServeConfig().drain_grace_s + LAST_ANSWERS_S, DaemonConfig().stop_grace_s)
+    assert len(found) == 2 and all(each is not None and int(each[1]) > longest for each in found)

@@ -225,6 +225,10 @@ def test_the_gateway_routes_every_call_and_cuts_off_no_stream(name: str) -> None
     assert traffic["targetRefs"][0]["kind"] == "GRPCRoute"
     bounds = traffic["timeout"]["http"]
     assert (bounds["requestTimeout"], bounds["maxStreamDuration"]) == ("0s", "0s")
+    # A session's stream is a request for as long as it lasts, and what is left out of the block is 1,024 of all pods.
+    kinds = ("maxConnections", "maxParallelRequests", "maxPendingRequests")
+    most = find(name, "HorizontalPodAutoscaler")["spec"]["maxReplicas"] * config_of(name).max_sessions
+    assert all(traffic["circuitBreaker"][kind] >= most for kind in kinds)
     assert traffic["loadBalancer"]["consistentHash"]["headers"] == [{"name": SESSION_HEADER}]
     tls = find(name, "BackendTLSPolicy")["spec"]
     assert tls["targetRefs"][0]["name"] == "outrider-verifier"
@@ -235,5 +239,6 @@ def test_the_gpu_overlay_asks_for_a_gpu_and_uses_it() -> None:
     (container,) = find("overlays/gpu", "StatefulSet")["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert config_of("overlays/gpu").device == "cuda"
+    assert config_of("overlays/gpu").kv_memory == "auto", "cards differ"
     mounts = {each["mountPath"] for each in container["volumeMounts"]}
     assert str(config_of("overlays/gpu").target.parent) in mounts

@@ -78,6 +78,22 @@ def test_a_target_that_does_not_load_ends_the_verifier_with_its_error() -> None:
         asyncio.run(serve_until_signalled(Entrance(CONFIG), load, lambda server: None))
 
 
+def test_a_signal_ends_a_verifier_that_still_loads() -> None:
+    """As the first process of a container it would else get none, and serve once it has loaded."""
+    is_over = threading.Event()
+
+    def load() -> VerifierServer:
+        os.kill(os.getpid(), signal.SIGTERM)
+        is_over.wait(60)
+        raise ModelError("loaded to the end")
+
+    try:
+        serving = serve_until_signalled(Entrance(CONFIG), load, lambda server: pytest.fail("it serves"))
+        asyncio.run(asyncio.wait_for(serving, 30))
+    finally:
+        is_over.set()
+
+
 def test_a_verifier_whose_engine_has_a_bug_ends_and_so_do_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     def step() -> bool:
         raise RuntimeError("a bug")

@@ -196,6 +196,9 @@ def test_a_draft_at_its_own_context_limit_hands_over_to_the_target() -> None:
     assert session.result.token_ids == NEW[:12]
     assert session.result.origins[-3:] == (Origin.TARGET,) * 3
     assert Origin.ACCEPTED in session.result.origins
+    first, then = session.result.stats.stretches
+    assert (first.mode, then.mode) == ("speculative", "cloud-only")
+    assert first.start == 0 and set(session.result.origins[then.start :]) == {Origin.TARGET}
 
 
 def test_drafts_longer_than_the_verifier_takes_are_shortened() -> None:
