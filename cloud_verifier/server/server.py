@@ -177,8 +177,8 @@ async def serve_until_signalled(
 ) -> None:
     """Serves what `load`, called on a thread, returns behind `entrance`, until SIGTERM or SIGINT; drains, stops.
 
-    A second signal ends the grace at once, SIGTERM while `load` runs the process. Raises `EngineStoppedError` where the engine has a bug: calls end, and edges
-    open their sessions again elsewhere or at the next start.
+    A second signal ends the grace at once; SIGTERM while `load` runs ends it all. Raises `EngineStoppedError` where the
+    engine has a bug: calls end, and edges open their sessions again elsewhere or at the next start.
     """
     loop = asyncio.get_running_loop()
     await entrance.open()
