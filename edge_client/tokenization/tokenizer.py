@@ -87,13 +87,14 @@ class EdgeTokenizer:
     def token_text(self, token_id: int) -> str:
         """Returns one token's text within a text, of a special token its name; a part of a character is U+FFFD."""
         # Many tokenizers take the space off what begins a text: what follows a letter keeps it.
-        letter_ids = self._letter_ids
-        before, both = self.decode(letter_ids), self.decode([*letter_ids, token_id])
-        return both[len(before) :] if before and both.startswith(before) else self.decode([token_id])
+        letter_ids, letter = self._letter
+        both = self.decode([*letter_ids, token_id])
+        return both[len(letter) :] if letter and both.startswith(letter) else self.decode([token_id])
 
     @cached_property
-    def _letter_ids(self) -> list[int]:
-        return list(self._tokenizer.encode("a", add_special_tokens=False).ids)
+    def _letter(self) -> tuple[list[int], str]:
+        token_ids = list(self._tokenizer.encode("a", add_special_tokens=False).ids)
+        return token_ids, self.decode(token_ids)
 
     def token_id(self, text: str) -> int | None:
         """Returns the id of the token that stands for a text by itself, such as `<tool_call>`; None where there is

@@ -304,8 +304,8 @@ class SpeculativeDecoder(SpeculativeDecodingProtocol):
             raise UsageError("report(baseline=True) decodes the last prompt again", "call decode_step first")
         took: dict[bool, list[float]] = {True: [], False: []}
         num_tokens = 0
-        for turn in range(NUM_TURNS):
-            owner = f"{secrets.token_hex(8)} turn {turn}"  # a draft of copies must not have the text already
+        for _ in range(NUM_TURNS):
+            owner = secrets.token_hex(8)  # a draft of copies must not have the text already
             for is_alone, times in took.items():
                 prepared, seconds = self._decode(self._last, is_alone, owner)
                 num_tokens = len(prepared.session.result.token_ids)

@@ -75,9 +75,8 @@ def make_client_config(
         settings |= {"mode": "co-located", "draft_source": source.colocated}
     else:
         settings |= {"mode": "speculative"}
-    settings["on_timeout"] = (
-        "wait"  # the text is the target's, whatever the environment says of other clients
-    )
+    # The text is the target's, whatever the environment says of other clients.
+    settings["on_timeout"] = "wait"
     if site.is_local:
         settings["pipeline"] = "off"  # an answer is there as soon as it is waited for
     made, _ = client_config(address, draft.directory, settings)

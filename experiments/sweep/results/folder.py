@@ -114,17 +114,14 @@ def resume_folder(path: Path, config: dict[str, Any], visit_sizes: Mapping[str, 
     done = {
         row.request: row for row in latest_requests(read_rows(path / REQUESTS, RequestRow)) if not row.error
     }
-    # Its last requests alone would meet another load than the cell's.
     sizes = Counter((row.cell, row.repeat) for row in done.values())
-    done = {
-        id: row for id, row in done.items() if sizes[row.cell, row.repeat] >= visit_sizes.get(row.cell, 0)
-    }
+
+    def is_whole(row: RequestRow | VisitRow) -> bool:  # a visit's last requests alone would meet another load
+        return sizes[row.cell, row.repeat] >= visit_sizes.get(row.cell, 0)
+
+    done = {id: row for id, row in done.items() if is_whole(row)}
     rounds = [row for row in read_rows(path / ROUNDS, RoundRow) if row.request in done]
-    visits = [
-        row
-        for row in read_rows(path / VISITS, VisitRow)
-        if sizes[row.cell, row.repeat] >= visit_sizes.get(row.cell, 0)
-    ]
+    visits = [row for row in read_rows(path / VISITS, VisitRow) if is_whole(row)]
     _rewrite(path / REQUESTS, list(done.values()))
     _rewrite(path / ROUNDS, rounds)
     _rewrite(path / VISITS, visits)
