@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.config.loader import Loaded, value_of, with_values
-from outrider.common.errors import InvalidFieldError, RoundFailedError, UsageError
+from outrider.common.errors import InvalidFieldError, LinkError, RoundFailedError, UsageError
 from outrider.common.grammar.vocabulary import FIELD
 from outrider.common.process.logs import set_log_level
 from outrider.common.types import TokenIds, TokenLogprobs
@@ -23,7 +23,7 @@ from outrider.edge_client.daemon.admission import Admission
 from outrider.edge_client.daemon.http.keys import Keys, owner_of
 from outrider.edge_client.daemon.metrics import DaemonMetrics, DaemonState
 from outrider.edge_client.daemon.openai.choices import Choice, Plan, make_choices
-from outrider.edge_client.daemon.openai.errors import ApiError, invalid, stopping, unsupported
+from outrider.edge_client.daemon.openai.errors import ApiError, from_failure, invalid, stopping, unsupported
 from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
 from outrider.edge_client.daemon.openai.request_config import config_of
 from outrider.edge_client.daemon.openai.tool_settings import tool_changes
@@ -107,9 +107,7 @@ class Daemon:
             return
         state = await self.watch.check(self.config)
         if state.model is None:
-            message = f"whether {name!r} is the target is not known yet: {state.trouble}"
-            headers = {"Retry-After": "2"}
-            raise ApiError(503, message, "server_error", code="verifier_unreachable", headers=headers)
+            raise from_failure(LinkError(f"whether {name!r} is the target is not known yet: {state.trouble}"))
         if _target_of(state) != name:
             message = f"the model {name!r} does not exist; {self.serve.model_name!r} does"
             raise ApiError(404, message, param="model", code="model_not_found")
