@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 from outrider.cloud_verifier.config import QueueLimits
-from outrider.cloud_verifier.engine.line import RefusedLine
+from outrider.cloud_verifier.engine.line import MAX_PLACES, Key, RefusedLine
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.step_time import LeastSquaresTime
 
@@ -82,9 +83,14 @@ class Backlog:
         max_step_tokens: int,
         prefill_chunk_tokens: int,
         clock: Clock = SYSTEM_CLOCK,
+        *,
+        max_retry_ms: int = MAX_RETRY_MS,
     ) -> None:
+        """`max_retry_ms` is the longest time after which a refused request is told to come again."""
         self._limits = limits
+        self._max_retry_ms = min(max_retry_ms, MAX_RETRY_MS)
         self._line = RefusedLine(clock)
+        self._refused: set[Key] = set()  # sessions, since the engine last asked
         self._max_step_tokens = max_step_tokens
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._times = LeastSquaresTime(_STEP_MEMORY)
@@ -119,6 +125,11 @@ class Backlog:
                 self._known_refusals.clear()
                 self._rounds.arrived.add(tenant, num_tokens)
             return AdmissionTicket()
+
+    def note_refused(self, tenant: str, session_id: bytes) -> None:
+        """Notes that a request of the session was refused before the engine had it: the session is in use."""
+        with self._lock:
+            self._note_refused((tenant, session_id))
 
     def leave_line(self, tenant: str, session_id: bytes) -> None:
         """Gives up the place of a refused round that will not come again: its client is gone."""
@@ -156,6 +167,12 @@ class Backlog:
         """Marks everything that has arrived so far as taken by the engine."""
         with self._lock:
             self._rounds.taken, self._rounds.arrived = self._rounds.arrived, _Tokens()
+
+    def take_refused(self) -> Set[Key]:
+        """Returns the sessions of which a request was refused since the last call."""
+        with self._lock:
+            refused, self._refused = self._refused, set()
+            return refused
 
     def take_round(
         self, tenant: str, num_tokens: int, deadline_ms: int, session_id: bytes = b""
@@ -217,7 +234,12 @@ class Backlog:
         self.num_refused[refusal.reason] += 1
         if session_id:
             self._line.join(place, num_tokens, refusal.retry_after_ms)
+            self._note_refused(place)
         return refusal
+
+    def _note_refused(self, session: Key) -> None:
+        if len(self._refused) < MAX_PLACES:
+            self._refused.add(session)
 
     def _check_tokens(self, lane: _Lane, tenant: str, num_tokens: int) -> Refusal | None:
         most, own_most = self._limits.max_queue_tokens, self._limits.tenant_max_queue_tokens
@@ -279,4 +301,4 @@ class Backlog:
         return self._retry_ms(lane.total * (self._times.token_s + self._times.base_s / self._max_step_tokens))
 
     def _retry_ms(self, wait_s: float) -> int:
-        return min(max(MIN_RETRY_MS, math.ceil(wait_s * 1000.0)), MAX_RETRY_MS)
+        return min(max(MIN_RETRY_MS, math.ceil(wait_s * 1000.0)), self._max_retry_ms)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from outrider.cloud_verifier.backends.base import KVExhausted, TargetBackend
 from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.admission import Admission
-from outrider.cloud_verifier.engine.backlog import Backlog
+from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, Backlog
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import Awaited, MakeRows, RoundFinisher, awaited, make_rows
 from outrider.cloud_verifier.engine.gathering import Gathering, SessionKey
@@ -92,7 +92,14 @@ class Engine:
         self.drafter = drafter
         self.clock = clock
         self.observer = EngineObserver(clock=clock)
-        self.backlog = Backlog(queue_limits or QueueLimits(), max_step_tokens, prefill_chunk_tokens, clock)
+        self.backlog = Backlog(
+            queue_limits or QueueLimits(),
+            max_step_tokens,
+            prefill_chunk_tokens,
+            clock,
+            # A refused session comes again before it has been idle for too long.
+            max_retry_ms=max(MIN_RETRY_MS, model.limits.session_idle_ttl_ms // 2),
+        )
         self.sessions = SessionManager(backend, self.observer, model.limits, tenant_max_sessions, clock)
         self.grammars = grammars
         self.admission = Admission(
@@ -222,6 +229,7 @@ class Engine:
         self._gathering.began()
         self._admit_arrived()
         self._refuse_expired()
+        self.sessions.note_used(self.backlog.take_refused())
         self.sessions.sweep()
         batch = self._schedule()
         if batch is not None:

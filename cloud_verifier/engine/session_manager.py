@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.engine.job import Job
+from outrider.cloud_verifier.engine.line import Key
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.scheduler import OTHERS_ABOUT_S
 from outrider.cloud_verifier.engine.session import Session
@@ -59,7 +60,7 @@ class SessionManager:
         self._backend = backend
         self._observer = observer
         self._clock = clock
-        self._sessions: OrderedDict[tuple[str, bytes], Session] = OrderedDict()
+        self._sessions: OrderedDict[Key, Session] = OrderedDict()
         self._num_of: Counter[str] = Counter()  # sessions of each tenant that has any
         self._num_opened = 0
         self._released: deque[Session] = deque()  # with jobs that waited for the work that has ended
@@ -122,6 +123,12 @@ class SessionManager:
             self._num_of[session.tenant] -= 1
             if not self._num_of[session.tenant]:
                 del self._num_of[session.tenant]
+
+    def note_used(self, keys: Iterable[Key]) -> None:
+        """Notes that sessions are in use of which no request was admitted; those that are not known are passed over."""
+        for key in keys:
+            if (session := self._sessions.get(key)) is not None:
+                self._touch(session)
 
     @property
     def seconds_to_sweep(self) -> float:

@@ -294,7 +294,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             self._submit_unary(call, session_id, CancelRequest(decoded.round_id))
 
         post = self._stream_context.mailbox.post
-        with self._taking(call, decoded) as refusal:
+        with self._taking(call, session_id, decoded) as refusal:
             if refusal is not None:
                 await context.write(codec.encode_generate_response(refusal).SerializeToString())
                 return
@@ -333,7 +333,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             if not isinstance(reply, Progress):
                 post(settle, reply)
 
-        with self._taking(call, request) as refusal:
+        with self._taking(call, session_id, request) as refusal:
             if refusal is None:
                 self._submit_unary(call, session_id, request, resolve)
             try:
@@ -356,12 +356,14 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             del self._callers[cut_off]
 
     @contextlib.contextmanager
-    def _taking(self, call: OpenCall, request: SessionRequest) -> Iterator[RoundError | None]:
+    def _taking(
+        self, call: OpenCall, session_id: bytes, request: SessionRequest
+    ) -> Iterator[RoundError | None]:
         """Counts the request of a unary call, which its last answer gives back; yields the refusal of one that there is
         no room for."""
         self._check_taking()
         if limit := call.take(num_ids_of(request)):
-            yield waiting_refusal(self._stream_context, request, limit)
+            yield waiting_refusal(self._stream_context, (call.tenant, session_id), request, limit)
             return
         self._num_unary += 1
         try:

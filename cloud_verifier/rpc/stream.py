@@ -155,7 +155,8 @@ class SessionStream:
         num_ids = num_ids_of(request)
         if limit := self._call.take(num_ids):
             self._pause_s += REJECTION_S
-            self._answer_error(waiting_refusal(self._context, request, limit), type(request))
+            session = self._tenant, self._session_id
+            self._answer_error(waiting_refusal(self._context, session, request, limit), type(request))
             return
         ticket: AdmissionTicket | None = None
         if isinstance(request, VerifyRequest) and self._is_new(request.round_id):
@@ -315,9 +316,12 @@ def invalid(round_id: int, error: InvalidFieldError) -> RoundError:
     return RoundError(round_id, RoundErrorCode.INVALID, error.reason, field=error.field)
 
 
-def waiting_refusal(context: StreamContext, request: SessionRequest, limit: str) -> RoundError:
-    """Returns the answer to a request that would hold more than `limit` allows."""
+def waiting_refusal(
+    context: StreamContext, session: tuple[str, bytes], request: SessionRequest, limit: str
+) -> RoundError:
+    """Returns the answer to a request that would hold more than `limit` allows. `session` is a tenant and an id."""
     context.observer.on_refused("waiting")
+    context.backlog.note_refused(*session)
     round_id, retry_ms = getattr(request, "round_id", 0), context.backlog.retry_ms()
     return RoundError(round_id, RoundErrorCode.REFUSED, limit, retry_after_ms=retry_ms)
 

@@ -12,6 +12,8 @@ from test_engine import GREEDY, Clock, Harness
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.admission import MAX_WAITING
+from outrider.cloud_verifier.engine.backlog import Refusal
+from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.common.types import (
     CloseRequest,
     GeneratedTokens,
@@ -201,6 +203,28 @@ def test_a_session_is_silent_only_from_the_end_of_its_last_work() -> None:
     last = replies[-1]
     assert isinstance(last, GeneratedTokens)
     assert isinstance(harness.ask(session_id, VerifyRequest(2, last.position, last.hash)), Verdict)
+
+
+@pytest.mark.parametrize("is_over_own_bound", [False, True])
+def test_a_session_that_is_refused_before_the_engine_has_its_request_is_in_use(
+    is_over_own_bound: bool,
+) -> None:
+    harness = Harness(session_idle_ttl_ms=3000, queue_limits=QueueLimits(max_queue_ms=0.0))
+    session_id, opened = harness.open()
+    idle_id, _ = harness.open(2, prompt=(7, 8))
+    backlog = harness.engine.backlog
+    backlog.observe(5, 2.0)
+    for _ in range(10):
+        backlog.enter_round(DEFAULT_TENANT, 50)  # of another session
+        if is_over_own_bound:
+            backlog.note_refused(DEFAULT_TENANT, session_id)
+        else:
+            refusal = backlog.enter_round(DEFAULT_TENANT, 5, session_id=session_id)
+            assert isinstance(refusal, Refusal) and refusal.retry_after_ms <= 1500, "half of what ends it"
+        harness.clock.now_s += 1.5
+        harness.engine.step()
+    assert isinstance(harness.ask(session_id, VerifyRequest(1, opened.position, opened.hash)), Verdict)
+    assert harness.engine.sessions.get(DEFAULT_TENANT, idle_id) is None
 
 
 @pytest.mark.parametrize("request_", [CloseRequest(), OpenRequest(bytes([5]) * 16, (1, 2), 2, GREEDY)])
