@@ -12,13 +12,14 @@ too.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
 from outrider.edge_client.controller.acceptance import Calibration
 from outrider.edge_client.controller.acceptance_posterior import usual_prior
 from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.core.options import ExecutionMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class AcceptancePrior:
 
     def __init__(self) -> None:
         self._stream_overhead_s = SETTINGS.stream_overhead_s
+        self._time_ratios: dict[ExecutionMode, float] = {}
         self._lock = threading.Lock()
         self._sequences: dict[PriorKey, _Sequences] = {}
 
@@ -86,6 +88,17 @@ class AcceptancePrior:
         memory, seconds = SETTINGS.stream_overhead_memory, min(seconds, SETTINGS.max_stream_overhead_s)
         with self._lock:
             self._stream_overhead_s = memory * self._stream_overhead_s + (1 - memory) * seconds
+
+    @property
+    def time_ratios(self) -> Mapping[ExecutionMode, float]:
+        """Returns the time that modes took : the cost model's, of those that ran in the last sequences."""
+        with self._lock:
+            return dict(self._time_ratios)
+
+    def learn_time_ratios(self, ratios: Mapping[ExecutionMode, float]) -> None:
+        """Adds what a sequence, which began with the ratios so far, found."""
+        with self._lock:
+            self._time_ratios.update(ratios)
 
     def learn(
         self,

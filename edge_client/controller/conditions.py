@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from outrider.edge_client.controller.acceptance import AcceptanceEstimator
-from outrider.edge_client.controller.cost_model import Acceptance, LinkCosts, ModelCosts, round_s
+from outrider.edge_client.controller.cost_model import (
+    Acceptance,
+    LinkCosts,
+    ModelCosts,
+    cloud_only_s,
+    round_s,
+)
 from outrider.edge_client.controller.cost_model_pipelined import branching_token_s
-from outrider.edge_client.controller.geometric_mean import GeometricMean
 from outrider.edge_client.controller.round_costs import RoundCosts
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
+from outrider.edge_client.controller.time_ratio import TimeRatio
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 
 
@@ -22,10 +31,14 @@ class Conditions:
         self.costs = RoundCosts()
         self.acceptance = AcceptanceEstimator(is_copied)
         self.window = 1  # rounds that may be in flight now
-        prior = 1 + SETTINGS.pipelined_excess_share
-        self._pipelined_times = GeometricMean(prior, SETTINGS.pipelined_excess_weight_rounds)
+        weight = SETTINGS.time_ratio_weight_rounds
+        self._times = {
+            ExecutionMode.SPECULATIVE: TimeRatio(1.0, weight),
+            ExecutionMode.PIPELINED: TimeRatio(1.0 + SETTINGS.pipelined_excess_share, weight),
+            ExecutionMode.CLOUD_ONLY: TimeRatio(1.0, weight),
+        }
         self._tree_tokens = self._expected_tree_tokens = SETTINGS.tree_yield_weight_tokens
-        self._tree_times = GeometricMean(1.0, SETTINGS.tree_excess_weight_rounds)
+        self._tree_times = TimeRatio(1.0, SETTINGS.tree_excess_weight_rounds)
         self._length = 4
 
     @property
@@ -65,8 +78,14 @@ class Conditions:
             self._observe_branches(record)
         if record.is_answered:
             self.costs.observe(record)
-            if record.window > 1 and record.since_ms and record.num_draft_tokens and record.main_path is None:
-                self._observe_pipelined(record)
+            if record.since_ms is not None and record.num_draft_tokens and record.main_path is None:
+                self._observe_time(record, record.since_ms / 1e3)
+
+    def observe_stream(self, token_s: float) -> None:
+        """Adds the time between two tokens of the target's stream."""
+        self.costs.observe_target(token_s)
+        if self.are_known:
+            self._add_time(ExecutionMode.CLOUD_ONLY, token_s, cloud_only_s(*self.estimate()))
 
     def _observe_branches(self, record: RoundRecord) -> None:
         num_accepted, num_drafted = record.as_chain
@@ -76,29 +95,58 @@ class Conditions:
             self._num_hits = SETTINGS.branch_memory_per_rejection * self._num_hits
         self._num_hits += record.is_guess_hit
 
-    def _observe_pipelined(self, record: RoundRecord) -> None:
-        """Adds the time since the answer before it : the expected one. A round that was sent ahead follows after the
-        longer of a draft and a verification, another one after a whole round."""
+    def _observe_time(self, record: RoundRecord, since_s: float) -> None:
+        """Adds the time since the answer before, with the one expected of a round of this length. A round that was sent
+        ahead follows after the longer of a draft and a verification, another one after a whole round."""
         models, link = self.estimate()
-        whole_s = round_s(record.num_draft_tokens, models, link)
-        period_s = max(models.draft_s(record.num_draft_tokens), models.verify_s(record.num_draft_tokens))
-        expected_s = period_s if record.pipelined_hit else whole_s
-        if record.is_guess_hit:
-            expected_s = whole_s - SETTINGS.branch_spared_share * (whole_s - period_s)
-        self._pipelined_times.observe(record.since_ms / 1e3 / expected_s)
+        whole_s = expected_s = round_s(record.num_draft_tokens, models, link)
+        if record.window > 1:
+            period_s = max(models.draft_s(record.num_draft_tokens), models.verify_s(record.num_draft_tokens))
+            if record.pipelined_hit:
+                expected_s = period_s
+            if record.is_guess_hit:
+                expected_s = whole_s - SETTINGS.branch_spared_share * (whole_s - period_s)
+        mode = ExecutionMode.PIPELINED if record.window > 1 else ExecutionMode.SPECULATIVE
+        self._add_time(mode, min(since_s, SETTINGS.longest_gap_rounds * whole_s), expected_s)
+
+    def _add_time(self, mode: ExecutionMode, measured_s: float, expected_s: float) -> None:
+        for each, times in self._times.items():
+            if each is mode:
+                times.observe(measured_s, expected_s)
+            else:
+                times.observe_other()
 
     @property
-    def pipelined_excess(self) -> float:
-        """Returns the time that pipelined rounds take : the cost model's. Where both sides share processors a draft
-        slows the verification that it overlaps."""
-        return self._pipelined_times.value
+    def time_ratios(self) -> Mapping[ExecutionMode, float]:
+        """Returns the time that each mode takes : the cost model's. Where both sides share processors, say, a draft
+        slows the verification that it overlaps, which makes pipelined rounds longer."""
+        return {mode: times.value for mode, times in self._times.items()}
 
-    def observe_tree(self, num_tokens: int, expected: float, time_ratio: float) -> None:
-        """Adds what a tree brought, what was expected of it, and its round's time : the expected one."""
+    @property
+    def learned_time_ratios(self) -> Mapping[ExecutionMode, float]:
+        """Returns the same of the modes that ran, for the next sequence's `start_from_time_ratios`."""
+        return {mode: times.value for mode, times in self._times.items() if times.has_observed}
+
+    def start_from_time_ratios(self, ratios: Mapping[ExecutionMode, float]) -> None:
+        """Begins with what the modes of earlier sequences took."""
+        for mode, ratio in ratios.items():
+            self._times[mode].start_from(ratio)
+
+    def observe_tree(
+        self, num_tokens: int, expected_tokens: float, seconds: float, expected_s: float
+    ) -> None:
+        """Adds what a tree brought and what its round took, each with what was expected."""
         memory = SETTINGS.acceptance_memory_per_round
         self._tree_tokens = memory * self._tree_tokens + num_tokens
-        self._expected_tree_tokens = memory * self._expected_tree_tokens + expected
-        self._tree_times.observe(time_ratio)
+        self._expected_tree_tokens = memory * self._expected_tree_tokens + expected_tokens
+        self._tree_times.observe(seconds, expected_s)
+
+    def observe_no_tree(self) -> None:
+        """Notes a round that was no tree: what trees bring and take is forgotten slowly."""
+        memory, weight = SETTINGS.acceptance_memory_per_round, SETTINGS.tree_yield_weight_tokens
+        self._tree_tokens = memory * self._tree_tokens + (1 - memory) * weight
+        self._expected_tree_tokens = memory * self._expected_tree_tokens + (1 - memory) * weight
+        self._tree_times.observe_other()
 
     @property
     def tree_yield(self) -> float:

@@ -56,6 +56,7 @@ class ModePolicy:
         self._mean_length = float(length or 0)
         self._num_observed = 0  # rounds, and measurements of a stream
         self._changed_at = 0  # of them
+        self._decided_at = 0
         self._round_probability = 1.0
         self._table: _TimeTable | None = None
 
@@ -78,12 +79,14 @@ class ModePolicy:
 
     def observe_stream(self, token_s: float) -> None:
         """Adds the time between two tokens of the target's stream."""
-        self.conditions.costs.observe_target(token_s)
+        self.conditions.observe_stream(token_s)
         self._num_observed += 1
 
-    def observe_probe(self, is_accepted: bool, draft_s: float) -> None:
-        """Adds a probe: whether the draft would have proposed the token that was streamed, and its time."""
-        self.conditions.costs.observe_draft(draft_s, 1)
+    def observe_probe(self, is_accepted: bool, draft_s: float | None) -> None:
+        """Adds a probe: whether the draft would have proposed the token that was streamed, and the time of drafting it
+        as in a round; None where it was not."""
+        if draft_s is not None:
+            self.conditions.costs.observe_draft(draft_s, 1)
         self.posterior.observe(int(is_accepted), int(not is_accepted))
 
     def observe_rtt(self, rtt_s: float) -> None:
@@ -117,20 +120,22 @@ class ModePolicy:
         return self.current
 
     def _is_due(self) -> bool:
-        if 0 < self._num_observed < SETTINGS.min_rounds:
-            return False
+        if self._num_observed < SETTINGS.min_rounds:
+            return not self._num_observed
         is_recent = self._num_observed - self._changed_at < SETTINGS.dense_decisions
-        return is_recent or self._num_observed % SETTINGS.decision_every == 0
+        return self._num_observed - self._decided_at >= (1 if is_recent else SETTINGS.decision_every)
 
     def _decide(self, num_tokens: int) -> None:
+        self._decided_at = self._num_observed
         models, link = self.conditions.estimate()
         table, posterior = self._current_table(models, link), self.posterior.probabilities
         places = [i for i, weight in enumerate(posterior) if weight > SETTINGS.min_alpha_probability]
-        weights = [posterior[i] for i in places]
+        total = sum(posterior[i] for i in places)
+        weights = [posterior[i] / total for i in places]
         times = {mode: [table.token_s(mode, i) for i in places] for mode in self._modes}
         prospects = self._prospects(times, weights, num_tokens, link.rtt_s)
         best = min(prospects, key=prospects.__getitem__)
-        self.expected_ms = {mode: 1e3 * total_s / num_tokens for mode, total_s in prospects.items()}
+        self.expected_ms = {mode: 1e3 * _mean(weights, token_s) for mode, token_s in times.items()}
         if best is not self.current:
             self.num_changes += self._num_observed > 0
             self.current, self._changed_at = best, self._num_observed
@@ -140,8 +145,6 @@ class ModePolicy:
     ) -> dict[ExecutionMode, float]:
         """Returns by mode the expected seconds for `num_tokens`. A stream begins after a round trip; one that
         is left continues for a round trip, at its own pace."""
-        total = sum(weights)
-        weights = [weight / total for weight in weights]
         soon = min(SETTINGS.decision_interval_tokens, num_tokens)
         later = num_tokens - soon
         all_rounds = [token_s for mode, token_s in times.items() if mode is not ExecutionMode.CLOUD_ONLY]
@@ -175,8 +178,8 @@ class ModePolicy:
         if self._has_trees:
             trees = tree_costs(models, link, self.conditions.costs.tree_draft_line())
         tree_yield = self.conditions.tree_yield
-        excess = self.conditions.pipelined_excess
-        table = _TimeTable(models, link, length, self.conditions.branch_hit_share, excess, trees, tree_yield)
+        ratios = self.conditions.time_ratios
+        table = _TimeTable(models, link, length, self.conditions.branch_hit_share, ratios, trees, tree_yield)
         if self._table is None or not table.is_near(self._table):
             self._table = table
         return self._table
@@ -210,20 +213,20 @@ class _TimeTable:
         link: LinkCosts,
         length: int | None,
         branch_hit_share: float,
-        pipelined_excess: float,
+        ratios: Mapping[ExecutionMode, float],
         trees: TreeCosts | None,
         tree_yield: float,
     ) -> None:
         self._models, self._link, self._trees, self._tree_yield = models, link, trees, tree_yield
         self._length, self._branch_hit_share = length, branch_hit_share
-        self._pipelined_excess = pipelined_excess
+        self._ratios = ratios
         fixed_s = models.draft_fixed_s + models.verify_fixed_s
         times = (models.draft_token_s, models.target_token_s, fixed_s, models.verify_token_s, link.rtt_s)
         self._costs = (
             *times,
             float(length or 0),
             1.0 - branch_hit_share,
-            pipelined_excess,
+            *ratios.values(),
             trees.node_s if trees else 0.0,
             tree_yield,
         )
@@ -238,7 +241,7 @@ class _TimeTable:
     def token_s(self, mode: ExecutionMode, place: int) -> float:
         """Returns seconds a token at `ALPHAS[place]`."""
         if mode is ExecutionMode.CLOUD_ONLY:
-            return cloud_only_s(self._models, self._link)
+            return self._ratios[mode] * cloud_only_s(self._models, self._link)
         key = mode, place
         if (known := self._known.get(key)) is None:
             known = self._fastest_s(mode, ALPHAS[place])
@@ -263,8 +266,8 @@ class _TimeTable:
 
     def _rounds_token_s(self, mode: ExecutionMode, alpha: float, num_draft_tokens: int) -> float:
         if mode is ExecutionMode.SPECULATIVE:
-            return 1.0 / tokens_per_s(alpha, num_draft_tokens, self._models, self._link)
+            return self._ratios[mode] / tokens_per_s(alpha, num_draft_tokens, self._models, self._link)
         most = None if self._length is None else SETTINGS.max_in_flight
         share = self._branch_hit_share
         token_s = branching_token_s(alpha, num_draft_tokens, self._models, self._link, most, share)
-        return self._pipelined_excess * token_s
+        return self._ratios[mode] * token_s

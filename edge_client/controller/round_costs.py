@@ -30,6 +30,7 @@ class RoundCosts:
         self._rtts_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._edge_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
+        self._overheads_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # of them, beyond a step
         # Of a token beyond a step, until one was streamed.
         self.stream_overhead_s = SETTINGS.stream_overhead_s
         self._opening_s: float | None = None
@@ -71,7 +72,9 @@ class RoundCosts:
             self._has_pipelined = True
         self._shared_token_s.append(_shared_token_s(record))
         self._num_rounds += 1
-        if record.edge_ms:
+        if self._targets_s and self._overheads_s:
+            self._targets_s.popleft()  # a stream that was left is less of the present with every round
+        if record.edge_ms is not None:
             self._edge_s.append(record.edge_ms / 1e3)
         self.observe_rtt(record.net_ms / 1e3)
 
@@ -97,6 +100,8 @@ class RoundCosts:
         """Adds the time between two tokens of the target's stream."""
         self._estimate = None
         self._targets_s.append(token_s)
+        if (step_s := self._step_s(self._line())) is not None:
+            self._overheads_s.append(token_s - step_s)
 
     def observe_opening(self, forward_s: float, step_fixed_s: float = 0.0, step_token_s: float = 0.0) -> None:
         """Adds the prompt's forward, an upper bound for one token, and the step times that the verifier
@@ -131,9 +136,7 @@ class RoundCosts:
     @property
     def measured_stream_overhead_s(self) -> float | None:
         """Returns what streamed tokens took beyond a step of one token; None where either is not known."""
-        if not self._targets_s or (step_s := self._step_s(self._line())) is None:
-            return None
-        return max(0.0, statistics.median(self._targets_s) - step_s)
+        return max(0.0, statistics.median(self._overheads_s)) if self._overheads_s else None
 
     def _line(self) -> tuple[float, float] | None:
         """Returns a forward's line over its tokens: of rounds, or what the verifier states; None: neither.
@@ -178,15 +181,18 @@ class RoundCosts:
 
         A known step counts among a stream's times as one: the first of them come slowly.
         """
+        overhead_s = self.measured_stream_overhead_s
+        if overhead_s is None:
+            overhead_s = self.stream_overhead_s
         if self._targets_s:
-            expected_s = () if step_s is None else (step_s + self.stream_overhead_s,)
+            expected_s = () if step_s is None else (step_s + overhead_s,)
             return float(statistics.median((*self._targets_s, *expected_s)))
         known_s = [] if self._opening_s is None else [self._opening_s]
         if step_s is not None:
             known_s = [step_s] if self._num_rounds else [*known_s, step_s]
         elif self._num_rounds:
             known_s.append(self._verify.median_s)
-        return min(known_s, default=0.0) + self.stream_overhead_s
+        return min(known_s, default=0.0) + min(overhead_s, SETTINGS.max_stream_overhead_s)
 
 
 def _shared_token_s(record: RoundRecord) -> float:

@@ -100,9 +100,11 @@ class ControllerSettings:
     decision_interval_tokens: int = 16  # a mode is assumed to hold for about so long
     min_gain_share: float = 0.03  # of that interval's time: two modes that cost the same must not alternate
     first_gain_share: float = 0.2  # of it by which rounds must be better to be begun with
-    # Of pipelined rounds over their model, as no doubt ends a draft, and the weight of that beside measured ones.
+    # Of pipelined rounds over their model, as no doubt ends a draft; and the weight, beside measured rounds, of this
+    # and of the expectation that the other modes take what the cost model says.
     pipelined_excess_share: float = 0.03
-    pipelined_excess_weight_rounds: float = 8.0
+    time_ratio_weight_rounds: float = 8.0
+    longest_gap_rounds: float = 4.0  # between two answers, that counts as what a mode takes: a stall is none
     min_alpha_probability: float = 0.002  # of a rate, below which a decision leaves it out
     cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
     min_rounds: int = 2  # before round times are used: the first finds cold caches

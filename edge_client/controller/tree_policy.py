@@ -102,10 +102,12 @@ class TreePolicy:
         num_nodes, costs = record.num_draft_tokens, self.costs
         is_tree = record.main_path is not None and record.is_answered and record.rtt_ms > 0
         if is_tree and costs is not None and 0 < num_nodes < len(self._totals):
-            seconds = (record.draft_ms + record.edge_ms + record.rtt_ms) / 1e3
-            time_ratio = seconds / (costs.round_s + num_nodes * costs.node_s)
-            expected = self._totals[num_nodes]
-            self._conditions.observe_tree(record.num_accepted_tokens + 1, expected, time_ratio)
+            seconds = (record.draft_ms + (record.edge_ms or 0.0) + record.rtt_ms) / 1e3
+            expected_s, expected_tokens = costs.round_s + num_nodes * costs.node_s, self._totals[num_nodes]
+            num_tokens = record.num_accepted_tokens + 1
+            self._conditions.observe_tree(num_tokens, expected_tokens, seconds, expected_s)
+        elif record.is_answered:
+            self._conditions.observe_no_tree()
 
     def _decide(self, max_nodes: int) -> TreeCosts | None:
         models, link = self._conditions.estimate()

@@ -24,8 +24,10 @@ class RoundRecord:
     num_accepted_tokens: int = 0
     has_no_proposal: bool = False  # a draft was wanted, and the strategy had none
     draft_ms: float = 0.0
-    edge_ms: float = 0.0  # from the answer before to its sending, without drafting; 0: not measured
-    since_ms: float = 0.0  # from the answer before to its own; 0: not measured
+    edge_ms: float | None = (
+        None  # from the answer before to its sending, without drafting; None: not measured
+    )
+    since_ms: float | None = None  # from the answer before to its own; None: not measured
     rtt_ms: float = 0.0
     net_ms: float = 0.0
     queue_ms: float = 0.0

@@ -334,6 +334,7 @@ class GenerationState:
             if (earlier := prior.calibration(self._prior_key(model))) is not None:
                 learner.acceptance.start_from(earlier)
             learner.costs.stream_overhead_s = prior.stream_overhead_s
+            learner.start_from_time_ratios(prior.time_ratios)
 
     @property
     def num_prompt_choices(self) -> int:
@@ -360,6 +361,7 @@ class GenerationState:
             acceptance = learner.acceptance.calibration
             key, probabilities = self._prior_key(self._model), posterior.probabilities
             prior.learn(key, probabilities, acceptance, posterior.num_judged)
+            prior.learn_time_ratios(learner.learned_time_ratios)
             if (overhead_s := learner.costs.measured_stream_overhead_s) is not None:
                 prior.learn_stream_overhead(overhead_s)
 

@@ -225,7 +225,7 @@ class RoundPipeline:
     def judge(self, answer: Answer) -> list[SessionEvent]:
         """Applies the verdict of the oldest round, and drops the rounds that assumed something else."""
         state, answered = self._state, self._rounds.popleft()
-        if self._came_s is not None:
+        if self._came_s is not None and answer.is_ordinary:
             answered.since_ms = 1e3 * (answer.came_s - self._came_s)
         events = apply_verdict(state, answered, answer)
         if events is not None:
@@ -265,8 +265,13 @@ class RoundPipeline:
         known = self._state.tokens.chain.token_ids[oldest.start :]
         return Draft(likeliest_after(oldest.request.draft_tokens, oldest.request.parents, known), ())
 
+    def begin_anew(self) -> None:
+        """Forgets when the last answer came: the time until the next one is not that of a round."""
+        self._came_s = None
+
     def drop(self) -> None:
         """Drops all rounds after the verifier rejected the oldest."""
+        self.begin_anew()
         _, *others = self._rounds
         self._rounds.clear()
         self._invalidate(others)

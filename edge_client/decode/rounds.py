@@ -78,8 +78,8 @@ class Round:
         self.is_ahead = self.parent is not None  # others were in flight when it was sent
         self.chance = 1.0 if self.parent is None else self.parent.chance
         self.is_branch_hit = False  # it assumed a correction, which came
-        self.edge_ms = 0.0  # from the answer before to its sending, without drafting; 0: not measured
-        self.since_ms = 0.0  # from the answer before to its own; 0: not measured
+        self.edge_ms: float | None = None  # from the answer before to its sending, without drafting
+        self.since_ms: float | None = None  # from the answer before to its own
 
     @property
     def draft_token_s(self) -> float:

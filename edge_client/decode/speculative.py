@@ -113,6 +113,7 @@ class SpeculativeLoop:
         else:
             proposal.judgement = state.proposer.judge(draft, proposal.assumed)
             if kept := keep_block(state, proposal):
+                pipeline.begin_anew()
                 yield from kept
             else:
                 pipeline.send(proposal)

@@ -8,6 +8,8 @@ from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
 
+_READ_IN_A_ROUND = 2  # tokens that a round's draft reads at most: a last draft and a bonus
+
 
 class StreamWatch:
     """Follows a stream for the mode policy."""
@@ -19,7 +21,9 @@ class StreamWatch:
         self._num_tokens = 0
         self._looked_s = 0.0  # the time of the last look
         self._probed_s = state.clock.now()
-        self._shadow: tuple[int, float] | None = None  # the draft's next token, and the seconds it took
+        # The draft's next token, and the seconds it took where it read no more than in a round.
+        self._shadow: tuple[int, float | None] | None = None
+        self._num_unread = 0  # tokens since the draft was last asked
 
     def should_leave(self, tokens: GeneratedTokens) -> bool:
         """Measures a message; returns True once, when the stream should be stopped."""
@@ -27,6 +31,7 @@ class StreamWatch:
             return False
         self._compare(tokens.token_ids[0])
         self._num_tokens += len(tokens.token_ids)
+        self._num_unread += len(tokens.token_ids)
         if self._choice.should_probe_draft(self._num_tokens):
             self._draft()
         if self._num_tokens % SETTINGS.stream_sample_tokens:
@@ -56,10 +61,12 @@ class StreamWatch:
 
     def _draft(self) -> None:
         draft, draft_ms = self._state.proposer.propose(1)
+        draft_s = draft_ms / 1e3 if self._num_unread <= _READ_IN_A_ROUND else None
+        self._num_unread = 0
         if draft.token_ids:
-            self._shadow = draft.token_ids[0], draft_ms / 1e3
+            self._shadow = draft.token_ids[0], draft_s
         else:
-            self._choice.observe_probe(is_accepted=False, draft_s=draft_ms / 1e3)
+            self._choice.observe_probe(is_accepted=False, draft_s=draft_s)
 
     def _probe_rtt(self, now_s: float) -> None:
         remote = self._state.remote

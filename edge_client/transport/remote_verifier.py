@@ -79,13 +79,15 @@ class UnknownPrefixError(_SessionError):
 @dataclass(frozen=True, slots=True)
 class Answer:
     """A round's verdict with its times and bytes. `wait_s` is from the submission to the arrival; `came_s` is
-    the arrival, or the later moment at which the verdict was asked for; bytes are of whole messages."""
+    the arrival, or the later moment at which the verdict was asked for; bytes are of whole messages.
+    `is_ordinary`: it was sent once, not refused, and took no long recomputation."""
 
     verdict: Verdict
     came_s: float
     wait_s: float
     bytes_up: int
     bytes_down: int
+    is_ordinary: bool = True
 
 
 class RemoteVerifier:
@@ -247,7 +249,7 @@ class RemoteVerifier:
         `LinkError` after `recover_timeout_s`. Also `SessionLostError`, `UnknownPrefixError`,
         `RoundFailedError`, `CallRejectedError`. After an error no round is in flight any more.
         """
-        in_flight, asked_s = self._in_flight, self._now()
+        in_flight, asked_s, is_refused = self._in_flight, self._now(), False
         give_up_s = asked_s + self._recover_timeout_s
         while True:
             deadline_s = in_flight.outstanding[0].deadline_s
@@ -260,13 +262,21 @@ class RemoteVerifier:
                 elif answered.progress_s is None:
                     self.deadline.observe_late(answered.trip_s)
                 came_s = max(asked_s, answered.arrived_s)
-                return Answer(reply, came_s, answered.wait_s, answered.bytes_up, answered.bytes_down)
+                return Answer(
+                    reply,
+                    came_s,
+                    answered.wait_s,
+                    answered.bytes_up,
+                    answered.bytes_down,
+                    answered.is_ordinary and not is_refused,
+                )
             assert isinstance(reply, RoundError), "checked when it came"
             try:
                 self._handle_error(reply, give_up_s)
             except OutriderError:
                 in_flight.clear()
                 raise
+            is_refused = True
             in_flight.resubmit(answered, self.next_round_id)  # neither it nor those after it were applied
 
     @property

@@ -52,6 +52,8 @@ def test_first_token_keeps_one_marked_token_and_goes_on() -> None:
     assert second.base_position == 3 and second.committed_tokens == (TARGET[3],)
     assert second.origins == (Origin.FALLBACK,) and second.draft_tokens == TARGET[4:7]
     assert session.result.stats.num_timeouts == 1
+    next_answered = next(each for each in session.result.stats.rounds if each.is_answered)
+    assert next_answered.since_ms is next_answered.edge_ms is None, "it is no time of a round"
 
 
 def test_a_late_verdict_that_agrees_clears_the_mark() -> None:
@@ -205,6 +207,7 @@ def test_wait_sends_the_same_round_again_on_a_fresh_connection(action: Silent | 
     assert rounds[1] == rounds[2] and verifier.num_connections == 2
     assert session.result.token_ids == NEW[:12] and session.result.num_unverified_tokens == 0
     assert session.result.stats.num_timeouts == 0 and session.result.stats.num_reconnects == 1
+    assert session.result.stats.rounds[1].since_ms is None is not session.result.stats.rounds[2].since_ms
 
 
 @pytest.mark.parametrize("policy", list(OnTimeout))

@@ -1,0 +1,118 @@
+"""What modes take : what the cost model says of them, as it is learned and forgotten."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
+from outrider.edge_client.controller.conditions import Conditions
+from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
+from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.controller.time_ratio import TimeRatio
+from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.core.stats import RoundRecord
+
+ROUND = RoundRecord(
+    1, 6, 5, draft_ms=6.0, edge_ms=0.0, rtt_ms=50.0, net_ms=20.0, forward_ms=30.0, verifier_ms=30.0
+)
+
+
+def begun() -> Conditions:
+    conditions = Conditions()
+    conditions.observe_opening(0.02, 0.03, 0.001, 0.029, 0.0002)
+    return conditions
+
+
+def test_answers_that_arrive_together_are_as_long_as_those_that_do_not() -> None:
+    """A lost packet of 200 ms, after which the answers of ten periods of 20 ms come at once."""
+    bunched, even = TimeRatio(1.0, 8.0), TimeRatio(1.0, 8.0)
+    for _ in range(20):
+        for number in range(10):
+            bunched.observe(0.2 if number == 0 else 0.0, 0.02)
+            even.observe(0.02, 0.02)
+    assert bunched.value == pytest.approx(even.value, rel=0.1) and even.value == pytest.approx(1.0)
+
+
+def test_a_mode_that_does_not_run_returns_to_what_is_expected_of_it() -> None:
+    ratio = TimeRatio(1.0, 8.0)
+    for _ in range(40):
+        ratio.observe(0.03, 0.01)
+    assert ratio.value > 2.5 and ratio.has_observed
+    for _ in range(300):
+        ratio.observe_other()
+    assert ratio.value == pytest.approx(1.0, abs=0.02)
+
+
+def test_what_synchronous_rounds_take_beside_their_parts_is_learned() -> None:
+    conditions = begun()
+    for _ in range(40):
+        conditions.observe(replace(ROUND, since_ms=84.0))  # of 56 that draft, link and verifier account for
+    ratios = conditions.time_ratios
+    assert ratios[ExecutionMode.SPECULATIVE] == pytest.approx(1.5, rel=0.1)
+    assert ratios[ExecutionMode.CLOUD_ONLY] == 1.0
+    assert set(conditions.learned_time_ratios) == {ExecutionMode.SPECULATIVE}
+
+
+def test_a_stall_and_what_was_not_measured_are_no_time_of_a_mode() -> None:
+    conditions = begun()
+    for _ in range(20):
+        conditions.observe(replace(ROUND, since_ms=None))
+    assert not conditions.learned_time_ratios
+    conditions.observe(replace(ROUND, since_ms=60_000.0))
+    most = 1 + (SETTINGS.longest_gap_rounds - 1) / (SETTINGS.time_ratio_weight_rounds + 1)
+    assert 1.0 < conditions.time_ratios[ExecutionMode.SPECULATIVE] <= most + 0.05
+
+
+def test_the_next_text_begins_with_what_modes_took_in_the_last() -> None:
+    prior, first = AcceptancePrior(), begun()
+    for number in range(30):
+        is_ahead = number % 2 == 0
+        since_ms = 2 * (30.0 if is_ahead else 56.0)
+        first.observe(replace(ROUND, window=2, pipelined_hit=is_ahead or None, since_ms=since_ms))
+    prior.learn_time_ratios(first.learned_time_ratios)
+    later = begun()
+    later.start_from_time_ratios(prior.time_ratios)
+    found = later.time_ratios
+    assert found[ExecutionMode.PIPELINED] == first.time_ratios[ExecutionMode.PIPELINED] > 1.5
+    assert found[ExecutionMode.SPECULATIVE] == 1.0
+
+
+def test_expectations_are_those_of_the_modes_and_not_of_a_change_between_them() -> None:
+    """Of rounds that would be left at once a token was said to take little more than the stream's."""
+    choice = ModePolicy(CHOOSABLE_MODES)
+    choice.conditions.observe_opening(0.2, 0.007, 0.001, 0.0068, 0.0002)
+    for _ in range(30):
+        choice.observe_probe(is_accepted=False, draft_s=0.001)
+    assert choice.choose(400) is ExecutionMode.CLOUD_ONLY
+    expected = choice.expected_ms
+    assert expected[ExecutionMode.CLOUD_ONLY] == pytest.approx(7.4, rel=0.02)
+    assert expected[ExecutionMode.SPECULATIVE] > 100
+
+
+@pytest.mark.parametrize("num_streamed", [3, 4, 5, 6])
+def test_rounds_that_are_observed_four_at_a_time_are_decided_about(num_streamed: int) -> None:
+    """The number observed may have any rest by four when that begins."""
+    choice = ModePolicy(CHOOSABLE_MODES)
+    choice.conditions.observe_opening(0.0005, 0.03, 0.01, 0.029, 0.0002)
+    near = replace(ROUND, draft_ms=60.0, net_ms=0.5, rtt_ms=30.5)
+    for _ in range(num_streamed):
+        choice.observe_stream(0.03)
+    for num_accepted in (5, 0):
+        for _ in range(20):
+            for _ in range(SETTINGS.rounds_a_plan):
+                choice.observe(replace(near, num_accepted_tokens=num_accepted))
+            choice.choose(1000)
+        assert (choice.current is ExecutionMode.CLOUD_ONLY) == (num_accepted == 0)
+
+
+def test_a_stream_that_was_left_is_less_of_the_present_with_every_round() -> None:
+    """It ran while the verifier was busy, which it is no more."""
+    conditions = begun()
+    for _ in range(15):
+        conditions.observe_stream(0.09)
+    assert conditions.estimate()[0].target_token_s == pytest.approx(0.09)
+    for _ in range(15):
+        conditions.observe(ROUND)
+    assert conditions.estimate()[0].target_token_s < 0.035
