@@ -27,6 +27,7 @@ class RoundCosts:
         line = SETTINGS.num_verify_samples, SETTINGS.token_share_of_verify, SETTINGS.token_share_weight_tokens
         self._verify, self._verify_synchronous = MedianSlopeTime(*line), MedianSlopeTime(*line)
         self._has_pipelined = False
+        self._queues_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # that `_verify` includes
         self._rtts_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._edge_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
@@ -63,8 +64,10 @@ class RoundCosts:
         elif record.num_draft_tokens:
             self._tree_drafts.observe(record.num_draft_tokens, record.draft_ms / 1e3)
         verify_ms = record.verifier_ms or record.forward_ms
+        queue_ms = record.queue_ms if record.verifier_ms else 0.0
         if record.pipelined_hit:
-            verify_ms = max(record.forward_ms, verify_ms - record.queue_ms)
+            verify_ms, queue_ms = max(record.forward_ms, verify_ms - queue_ms), 0.0
+        self._queues_s.append(queue_ms / 1e3)
         self._verify.observe(record.num_draft_tokens + 1, verify_ms / 1e3)
         if record.window == 1:
             self._verify_synchronous.observe(record.num_draft_tokens + 1, verify_ms / 1e3)
@@ -171,9 +174,12 @@ class RoundCosts:
         return self._drafts.line((mean_s - call_s) / mean_tokens)
 
     def _step_s(self, line: tuple[float, float] | None) -> float | None:
-        """Returns the verifier's step of one token; None until it stated one, or lengths differed."""
-        is_known = line is not None and (self._stated is not None or self._verify.is_sloped)
-        return sum(line) if line is not None and is_known else None
+        """Returns the verifier's step of one token; None until it stated one, or lengths differed. A round that comes
+        while a step is computed waits for its end, which a stream never does: its next token is in every step."""
+        if line is None or (self._stated is None and not self._verify.is_sloped):
+            return None
+        queue_s = statistics.median(self._queues_s) if self._queues_s else 0.0
+        return max(0.0, sum(line) - queue_s)
 
     def _target_s(self, step_s: float | None) -> float:
         """Returns a token's time of the target alone: a stream's, or a step's of one token and what a stream takes

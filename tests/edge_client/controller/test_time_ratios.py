@@ -116,3 +116,13 @@ def test_a_stream_that_was_left_is_less_of_the_present_with_every_round() -> Non
     for _ in range(15):
         conditions.observe(ROUND)
     assert conditions.estimate()[0].target_token_s < 0.035
+
+
+def test_a_stream_does_not_wait_for_steps_as_rounds_do() -> None:
+    """Rounds of eight sessions that share steps of 30 ms, and come at any moment of one."""
+    conditions = Conditions()
+    conditions.observe_opening(0.01, 0.03, 0.001, 0.029, 0.0002)
+    for _ in range(30):
+        conditions.observe(replace(ROUND, batch_size=8, queue_ms=15.0, verifier_ms=45.0, step_token_ms=0.2))
+    target_s, verify_s = conditions.estimate()[0].target_token_s, conditions.estimate()[0].verify_s(6)
+    assert verify_s == pytest.approx(0.045, rel=0.05) and target_s < 0.031
