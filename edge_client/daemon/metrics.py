@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from outrider.common.process.version import own_version
+from outrider.edge_client.core.stats import RoundOutcome
 from outrider.edge_client.session.session import SessionResult
 
 PREFIX = "outrider_edge_"
@@ -42,7 +43,7 @@ class DaemonMetrics:
         self.requests = make.counter("requests", "Requests answered.", "route", "status")
         self.finishes = make.counter("generations", "Generations by how they ended.", "mode", "finish")
         self.tokens = make.counter("tokens", "Tokens of texts, by origin.", "origin")
-        self.rounds = make.counter("rounds", "Rounds, by whether they were answered.", "answered")
+        self.rounds = make.counter("rounds", "Rounds, by how they ended.", "outcome")
         self.drafted = make.counter("draft_tokens", "Drafted tokens judged.", "method", "exact")
         self.accepted = make.counter("accepted_tokens", "Of these, accepted.", "method", "exact")
         self.blocks = make.counter("gate_blocks", "Drafts a gate judged, by what was done.", "result")
@@ -66,10 +67,10 @@ class DaemonMetrics:
         exact = "yes" if result.method.is_exact else "no"
         for each in stats.rounds:
             if each.hard_ratio is not None:
-                self.blocks.labels("kept" if each.is_kept else "sent").inc()
-            if each.is_kept:
+                self.blocks.labels("kept" if each.outcome is RoundOutcome.KEPT else "sent").inc()
+            if each.outcome is RoundOutcome.KEPT:
                 continue
-            self.rounds.labels("yes" if each.is_answered else "no").inc()
+            self.rounds.labels(str(each.outcome)).inc()
             if each.is_answered and each.num_draft_tokens and method is not None:
                 self.drafted.labels(method, exact).inc(each.num_draft_tokens)
                 self.accepted.labels(method, exact).inc(each.num_accepted_tokens)

@@ -21,6 +21,8 @@ from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.metrics import make_registry
 from outrider.cloud_verifier.server.model_info import make_model_info
+from outrider.common.types import FinishReason, Origin, RoundErrorCode
+from outrider.edge_client.core.stats import RoundOutcome
 from outrider.edge_client.daemon.metrics import DaemonMetrics, DaemonState
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,6 +39,8 @@ BOARDS = [
 ]
 _SERIES = re.compile(r"\b((?:outrider_verifier|outrider_edge|process)_\w+)(?:\{([^}]*)\})?")
 _LABEL = re.compile(r"(\w+)\s*(?:=~|!=|!~|=)")
+_VALUE = re.compile(r'(\w+)\s*(?:=~|!=|!~|=)\s*"([^"$]*)"')
+_VALUES_OF = {"outcome": RoundOutcome, "origin": Origin, "finish": FinishReason, "code": RoundErrorCode}
 _OF_THE_SCRAPE = {"instance", "job", "namespace", "pod"}
 
 
@@ -87,6 +91,14 @@ def test_every_series_named_is_one_that_is_exposed(
         if exposed[name]:
             unknown = set(_LABEL.findall(selector)) - exposed[name] - _OF_THE_SCRAPE
             assert not unknown, f"{where}: {name} has no label {unknown}"
+
+
+@pytest.mark.parametrize(("where", "expression"), list(expressions()))
+def test_every_value_named_is_one_that_its_label_takes(where: str, expression: str) -> None:
+    for _, selector in _SERIES.findall(expression):
+        for label, values in _VALUE.findall(selector):
+            known = {str(each) for each in _VALUES_OF.get(label, ())}
+            assert not known or set(values.split("|")) <= known, f"{where}: {label} is never {values}"
 
 
 def test_recorded_names_are_recorded() -> None:

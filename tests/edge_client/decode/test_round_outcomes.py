@@ -1,0 +1,37 @@
+"""How rounds end, as the daemon's metrics count them."""
+
+from __future__ import annotations
+
+from support.edge.edge_fakes import FakeDraft, FakeVerifier, Silent, make_session
+from support.edge.engine_link import Chances, EngineLink
+from test_pipelined_rounds import decode, make_backend
+
+from outrider.edge_client.core.stats import RoundOutcome
+from outrider.edge_client.daemon.metrics import DaemonMetrics, DaemonState
+from outrider.edge_client.session.session import SessionResult
+
+
+def counted(result: SessionResult) -> dict[str, float]:
+    """The rounds of a result by outcome, as a scrape shows them."""
+    metrics = DaemonMetrics(lambda: DaemonState("outrider", 0, 0, 1, 0, 0, None))
+    metrics.observe(result, "speculative", "coupled", 3, 0)
+    return {
+        outcome: number
+        for outcome in RoundOutcome
+        if (number := metrics.registry.get_sample_value("outrider_edge_rounds_total", {"outcome": outcome}))
+    }
+
+
+def test_a_round_that_the_edge_discarded_is_not_one_without_an_answer() -> None:
+    result = decode(EngineLink(make_backend(), Chances(ripe=0.0)), accuracy=0.5, window=4)
+    found, stats = counted(result), result.stats
+    assert stats.num_timeouts == 0 < stats.num_stale_rounds
+    num_answered = sum(each.is_answered for each in stats.rounds)
+    assert found == {"answered": num_answered, "discarded": stats.num_stale_rounds}
+
+
+def test_a_round_whose_deadline_passed_timed_out() -> None:
+    session = make_session(FakeVerifier(script={("verify", 2): Silent()}), FakeDraft())
+    list(session.generate())
+    found = counted(session.result)
+    assert found["timed_out"] == session.result.stats.num_timeouts == 1 and "discarded" not in found
