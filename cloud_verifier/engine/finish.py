@@ -186,6 +186,7 @@ class RoundFinisher:
             session.opening.method,
             num_draft_tokens=len(work.draft_tokens),
             num_accepted_tokens=outcome.accepted_len,
+            judged_tokens=work.judged_tokens(outcome),
             has_correction=outcome.correction_kind is not CorrectionKind.NONE,
             metrics=metrics,
         )

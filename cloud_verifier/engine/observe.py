@@ -78,6 +78,7 @@ class EngineObserver:
         self.queue_ns = Histogram(TIMES_NS)
         self.accepted_tokens = {method: Histogram(ACCEPTED) for method in Method}
         self.num_draft_tokens = dict.fromkeys(Method, 0)
+        self.num_judged_tokens = {method: {"accepted": 0, "rejected": 0} for method in Method}
         self.num_new_tokens = dict.fromkeys(Method, 0)
         self.num_hit_tokens = 0
         self.num_miss_tokens = 0
@@ -105,10 +106,12 @@ class EngineObserver:
         *,
         num_draft_tokens: int,
         num_accepted_tokens: int,
+        judged_tokens: tuple[int, int],
         has_correction: bool,
         metrics: RoundMetrics,
     ) -> None:
-        """Counts an opening, a round or a step of a generation that was computed and is answered now."""
+        """Counts an opening, a round or a step of a generation that was computed and is answered now. `judged_tokens`:
+        how many were accepted and rejected of a chain, of a tree those of its likeliest path."""
         kind = _KIND_OF[type(request)]
         self.num_rounds[kind] += 1
         if kind != "generate":  # whose times run from the request that began it, not from the last step
@@ -117,6 +120,9 @@ class EngineObserver:
         self.num_new_tokens[method] += num_accepted_tokens + has_correction
         if num_draft_tokens:
             self.num_draft_tokens[method] += num_draft_tokens
+            judged = self.num_judged_tokens[method]
+            judged["accepted"] += judged_tokens[0]
+            judged["rejected"] += judged_tokens[1]
             self.accepted_tokens[method].add(num_accepted_tokens)
         if log.isEnabledFor(logging.DEBUG):
             facts = {

@@ -140,10 +140,17 @@ class VerifierCollector(Collector):
         )
         yield _seconds("queue_seconds", "Time from arrival to the first forward.", {"": observer.queue_ns})
         methods = self._engine.model.methods
-        drafted = CounterMetricFamily(PREFIX + "draft_tokens", "Drafted tokens judged.", labels=_OF_METHOD)
+        drafted = CounterMetricFamily(
+            PREFIX + "draft_tokens", "Tokens of drafts, of trees all.", labels=_OF_METHOD
+        )
+        judged = CounterMetricFamily(
+            PREFIX + "judged_tokens",
+            "Tokens of chains, and of trees' likeliest paths, up to the first one rejected.",
+            labels=(*_OF_METHOD, "result"),
+        )
         accepted = HistogramMetricFamily(
             PREFIX + "accepted_tokens",
-            "Drafted tokens accepted in a round that drafted; over draft_tokens_total, the acceptance rate.",
+            "Drafted tokens accepted in a round that drafted.",
             labels=_OF_METHOD,
         )
         new = CounterMetricFamily(
@@ -154,9 +161,11 @@ class VerifierCollector(Collector):
         for method in methods:
             labels = [str(method), "yes" if method.is_exact else "no"]
             drafted.add_metric(labels, observer.num_draft_tokens[method])
+            for result, number in observer.num_judged_tokens[method].items():
+                judged.add_metric([*labels, result], number)
             accepted.add_metric(labels, *_buckets(observer.accepted_tokens[method], 1))
             new.add_metric(labels, observer.num_new_tokens[method])
-        yield from (drafted, accepted, new)
+        yield from (drafted, judged, accepted, new)
 
     def _exceptions(self) -> Iterator[Metric]:
         engine, observer = self._engine, self._engine.observer

@@ -71,6 +71,13 @@ class RoundRecord:
         return self.main_path or (self.num_accepted_tokens, self.num_draft_tokens)
 
     @property
+    def judged_tokens(self) -> tuple[int, int]:
+        """Returns how many tokens of that chain were accepted and rejected: at most one is rejected, since what is
+        drafted after it is not judged."""
+        num_accepted, num_drafted = self.as_chain
+        return num_accepted, int(num_accepted < num_drafted)
+
+    @property
     def la_over_k(self) -> float:
         """Returns accepted / drafted tokens."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0

@@ -44,8 +44,10 @@ class DaemonMetrics:
         self.finishes = make.counter("generations", "Generations by how they ended.", "mode", "finish")
         self.tokens = make.counter("tokens", "Tokens of texts, by origin.", "origin")
         self.rounds = make.counter("rounds", "Rounds, by how they ended.", "outcome")
-        self.drafted = make.counter("draft_tokens", "Drafted tokens judged.", "method", "exact")
+        self.drafted = make.counter("draft_tokens", "Tokens of drafts, of trees all.", "method", "exact")
         self.accepted = make.counter("accepted_tokens", "Of these, accepted.", "method", "exact")
+        about = "Tokens of chains, and of trees' likeliest paths, up to the first one rejected."
+        self.judged = make.counter("judged_tokens", about, "method", "exact", "result")
         self.blocks = make.counter("gate_blocks", "Drafts a gate judged, by what was done.", "result")
         self.approximate = make.counter("approximate_tokens", "Tokens an approximate method let in.")
         self.fallbacks = make.counter("timeouts", "Rounds without an answer in time.")
@@ -74,6 +76,8 @@ class DaemonMetrics:
             if each.is_answered and each.num_draft_tokens and method is not None:
                 self.drafted.labels(method, exact).inc(each.num_draft_tokens)
                 self.accepted.labels(method, exact).inc(each.num_accepted_tokens)
+                for of, number in zip(("accepted", "rejected"), each.judged_tokens, strict=True):
+                    self.judged.labels(method, exact, of).inc(number)
             if each.is_answered and each.rtt_ms:
                 self.rtt.observe(max(0.0, each.net_ms) / 1e3)
         self.approximate.inc(sum(result.token_is_approximate))

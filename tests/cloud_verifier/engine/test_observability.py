@@ -158,6 +158,11 @@ def test_a_scrape_counts_what_a_session_did_exactly() -> None:
     of_method = "{exact=yes,method=coupled}"
     assert samples[f"draft_tokens_total{of_method}"] == 3
     assert samples[f"accepted_tokens_sum{of_method}"] == accepted >= 1
+    judged = {
+        result: samples[f"judged_tokens_total{{exact=yes,method=coupled,result={result}}}"]
+        for result in ("accepted", "rejected")
+    }
+    assert judged == {"accepted": accepted, "rejected": accepted < 3}
     assert samples[f"new_tokens_total{of_method}"] == 1 + accepted + 1 + 4
     assert samples["new_tokens_total{exact=no,method=typical}"] == 0
     assert samples["batch_size_count"] == samples["forward_seconds_count"] == backend.num_forwards
@@ -367,6 +372,7 @@ def test_counting_a_round_costs_microseconds(caplog: pytest.LogCaptureFixture) -
                 Method.COUPLED,
                 num_draft_tokens=4,
                 num_accepted_tokens=3,
+                judged_tokens=(3, 1),
                 has_correction=True,
                 metrics=metrics,
             )

@@ -6,20 +6,45 @@ from support.edge.edge_fakes import FakeDraft, FakeVerifier, Silent, make_sessio
 from support.edge.engine_link import Chances, EngineLink
 from test_pipelined_rounds import decode, make_backend
 
-from outrider.edge_client.core.stats import RoundOutcome
+from outrider.edge_client.core.stats import RoundOutcome, RoundRecord
 from outrider.edge_client.daemon.metrics import DaemonMetrics, DaemonState
 from outrider.edge_client.session.session import SessionResult
 
 
-def counted(result: SessionResult) -> dict[str, float]:
-    """The rounds of a result by outcome, as a scrape shows them."""
+def metrics_of(result: SessionResult) -> DaemonMetrics:
     metrics = DaemonMetrics(lambda: DaemonState("outrider", 0, 0, 1, 0, 0, None))
     metrics.observe(result, "speculative", "coupled", 3, 0)
+    return metrics
+
+
+def counted(result: SessionResult) -> dict[str, float]:
+    """The rounds of a result by outcome, as a scrape shows them."""
+    registry = metrics_of(result).registry
     return {
         outcome: number
         for outcome in RoundOutcome
-        if (number := metrics.registry.get_sample_value("outrider_edge_rounds_total", {"outcome": outcome}))
+        if (number := registry.get_sample_value("outrider_edge_rounds_total", {"outcome": outcome}))
     }
+
+
+def test_the_acceptance_rate_is_of_judged_tokens() -> None:
+    rounds = [
+        RoundRecord(1, 16, 2),  # a chain of 16, whose third token was rejected: 13 were not judged
+        RoundRecord(2, 4, 4),
+        RoundRecord(3, 48, 3, main_path=(1, 5)),  # a tree that went on by another path
+        RoundRecord(4, 8, outcome=RoundOutcome.TIMED_OUT),
+    ]
+    result = decode(EngineLink(make_backend()))
+    result.stats.rounds[:] = rounds
+    metrics = metrics_of(result)
+    of_method = {"method": "coupled", "exact": "yes"}
+    names = ("outrider_edge_draft_tokens_total", "outrider_edge_accepted_tokens_total")
+    assert [metrics.registry.get_sample_value(name, of_method) for name in names] == [68, 9]
+    judged = [
+        metrics.registry.get_sample_value("outrider_edge_judged_tokens_total", {**of_method, "result": each})
+        for each in ("accepted", "rejected")
+    ]
+    assert judged == [2 + 4 + 1, 2]
 
 
 def test_a_round_that_the_edge_discarded_is_not_one_without_an_answer() -> None:
