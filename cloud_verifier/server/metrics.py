@@ -125,7 +125,7 @@ class VerifierCollector(Collector):
             "Time a step took after its forward: verifying, committing, answering.",
             {"": observer.verify_ns},
         )
-        yield _counter("failed_steps", "Steps that raised; see the log.", observer.num_failed_steps)
+        yield _counter("failed_steps", "Forwards that raised; see the log.", observer.num_failed_steps)
 
     def _rounds(self) -> Iterator[Metric]:
         observer = self._engine.observer

@@ -31,6 +31,7 @@ from support.secrets import secrets_of
 from tokenizers import Tokenizer
 
 from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine import finish
 from outrider.cloud_verifier.engine.observe import EngineObserver, Histogram
 from outrider.cloud_verifier.server.server import VerifierServer, check_addresses
 from outrider.common.errors import UsageError
@@ -249,6 +250,47 @@ def test_evictions_refusals_and_expiries_are_counted_and_logged_without_flooding
         assert scrape(server)["expired_sessions_total"] >= 1
     lines = [record for record in caplog.records if record.getMessage() == "refused a request: no room"]
     assert len(lines) == 1 and lines[0].session == "00000000"  # type: ignore[attr-defined]
+
+
+def test_rounds_that_fail_after_their_forward_are_internal_errors_with_few_traces(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge = finish._judge
+
+    def judge_or_fail(work: Any, rows: Any) -> Any:
+        if isinstance(work.request, VerifyRequest):
+            raise RuntimeError("a planted fault")
+        return judge(work, rows)
+
+    monkeypatch.setattr(finish, "_judge", judge_or_fail)
+    with serving(FakeBackend()) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        caller = Caller(channel)
+        for number in range(8):
+            opened = caller.open(number, [5, 6, 7]).opened
+            answer = caller.verify(number, opened, 1, [1, 2])
+            assert answer.error.code == pb.ROUND_ERROR_CODE_INTERNAL
+        samples = scrape(server)
+    assert samples["errors_total{code=internal}"] == 8 and samples["failed_steps_total"] == 0
+    lines = [
+        each for each in caplog.records if each.getMessage() == "a VerifyRequest failed, and its session ends"
+    ]
+    assert 1 <= len(lines) <= 3, "one a second"
+    assert lines[0].exc_info is not None and lines[0].session == f"{0:08x}"  # type: ignore[attr-defined]
+
+
+def test_steps_that_fail_leave_few_traces(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(FakeBackend):
+        def forward(self, items: Any) -> Any:
+            raise RuntimeError("a planted fault")
+
+    with serving(Failing()) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        for number in range(8):
+            answer = Caller(channel).open(number, [5, 6, 7])
+            assert answer.error.code == pb.ROUND_ERROR_CODE_INTERNAL
+        samples = scrape(server)
+    assert samples["errors_total{code=internal}"] == samples["failed_steps_total"] == 8
+    lines = [each for each in caplog.records if each.getMessage() == "a step of 1 sessions failed"]
+    assert 1 <= len(lines) <= 3 and lines[0].exc_info is not None
 
 
 def test_probes_follow_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
