@@ -16,6 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from outrider.cloud_verifier.engine.observe import Histogram, memory_use
+from outrider.cloud_verifier.rpc.ended_calls import EndedCalls
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.engine.engine import Engine
@@ -28,11 +29,14 @@ _OF_METHOD = ("method", "exact")  # exact="no": that text is not the target's
 
 
 def make_registry(
-    engine: Engine, num_streams: Callable[[], int], security: ServerSecurity | None = None
+    engine: Engine,
+    num_streams: Callable[[], int],
+    security: ServerSecurity | None = None,
+    ended_calls: EndedCalls | None = None,
 ) -> CollectorRegistry:
     """Returns a registry of this verifier and its process; nothing is global, so a process may have several."""
     registry = CollectorRegistry()
-    registry.register(VerifierCollector(engine, num_streams))
+    registry.register(VerifierCollector(engine, num_streams, ended_calls or EndedCalls()))
     if security is not None:
         registry.register(SecurityCollector(security))
     ProcessCollector(registry=registry)
@@ -40,10 +44,11 @@ def make_registry(
 
 
 class VerifierCollector(Collector):
-    """Reads counters and lengths that the engine writes; takes no lock."""
+    """Reads counters and lengths that the engine and the calls write; takes no lock."""
 
-    def __init__(self, engine: Engine, num_streams: Callable[[], int]) -> None:
+    def __init__(self, engine: Engine, num_streams: Callable[[], int], ended_calls: EndedCalls) -> None:
         self._engine = engine
+        self._ended_calls = ended_calls
         self._num_streams = num_streams
 
     def describe(self) -> list[Metric]:
@@ -169,9 +174,16 @@ class VerifierCollector(Collector):
 
     def _exceptions(self) -> Iterator[Metric]:
         engine, observer = self._engine, self._engine.observer
-        refusals = {**dict.fromkeys(BACKLOG_REASONS, 0), **engine.backlog.num_refused, **observer.refusals}
+        refusals = {
+            **dict.fromkeys(BACKLOG_REASONS, 0),
+            **engine.backlog.num_refused,
+            **observer.refusals,
+            **self._ended_calls.num_refused,
+        }
         yield _counters("errors", "Requests answered with an error.", observer.errors, label="code")
-        yield _counters("refusals", "Requests there was no room for.", refusals, label="reason")
+        yield _counters("refusals", "Requests and calls there was no room for.", refusals, label="reason")
+        ended = self._ended_calls.num_ended
+        yield _counters("ended_calls", "Calls that the verifier ended.", ended, label="reason")
         yield _counters("evictions", "Idle sessions that made room.", observer.evictions, label="what")
         yield _counter("expired_sessions", "Sessions forgotten after their TTL.", observer.num_expired)
 
