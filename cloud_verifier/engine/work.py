@@ -46,6 +46,7 @@ class Work:
     start_ns: int = 0  # of its first forward
     forward_ns: int = 0
     num_generated: int = 0
+    answered_ns: int | None = None  # of a generation: from its arrival to its last step's answer
     # Of an opening: rows before the last token's, for `Opened.prompt_choices`; as many as the last forward can give.
     num_prompt_rows: int = 0
     prompt_rows: ProcessedRows | None = None  # these, once they are computed

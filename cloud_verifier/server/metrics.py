@@ -139,7 +139,7 @@ class VerifierCollector(Collector):
         )
         yield _seconds(
             "round_seconds",
-            "Time from a request's arrival to its answer: openings and rounds.",
+            "Time from a request's arrival to its answer; of a generation, of each step from the one before.",
             observer.round_ns,
             label="kind",
         )

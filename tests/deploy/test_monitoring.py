@@ -18,6 +18,7 @@ from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
+from outrider.cloud_verifier.engine.observe import TIMES_NS
 from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.metrics import make_registry
 from outrider.cloud_verifier.server.model_info import make_model_info
@@ -117,6 +118,12 @@ def test_every_metric_of_a_verifier_is_in_the_documentation_and_no_other(of_a_ve
     }
     exposed = set(re.findall(r"^# TYPE outrider_verifier_(\w+)", of_a_verifier, re.MULTILINE))
     assert documented - {"gpu_memory_peak_bytes"} == exposed
+
+
+def test_the_threshold_of_slow_rounds_is_a_bound_of_their_buckets() -> None:
+    (rule,) = [each for each in ALERTS if each["alert"] == "OutriderRoundsSlow"]
+    threshold_s = float(rule["expr"].rpartition("> ")[2])
+    assert round(threshold_s * 1e9) in TIMES_NS, "between two bounds a quantile is a guess"
 
 
 @pytest.mark.parametrize("metric", ["refusals_total", "refused_calls_total", "ended_calls_total"])

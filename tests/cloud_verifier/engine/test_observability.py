@@ -155,7 +155,8 @@ def test_a_scrape_counts_what_a_session_did_exactly() -> None:
     assert samples["sessions"] == 1 and samples["streams"] == 0 and samples["draining"] == 0
     assert samples["rounds_total{kind=open}"] == samples["round_seconds_count{kind=open}"] == 1
     assert samples["rounds_total{kind=verify}"] == 1, "the replay computed nothing"
-    assert samples["rounds_total{kind=generate}"] == 4
+    assert samples["rounds_total{kind=generate}"] == samples["round_seconds_count{kind=generate}"] == 4
+    assert samples["queue_seconds_count"] == 1 + 1 + 1, "a generation waits once, before its first step"
     of_method = "{exact=yes,method=coupled}"
     assert samples[f"draft_tokens_total{of_method}"] == 3
     assert samples[f"accepted_tokens_sum{of_method}"] == accepted >= 1
@@ -416,6 +417,7 @@ def test_counting_a_round_costs_microseconds(caplog: pytest.LogCaptureFixture) -
                 num_accepted_tokens=3,
                 judged_tokens=(3, 1),
                 has_correction=True,
+                answered_ns=None,
                 metrics=metrics,
             )
             observer.on_step(4, 20, 4_567_890, 123_456)
