@@ -120,6 +120,13 @@ def test_every_metric_of_a_verifier_is_in_the_documentation_and_no_other(of_a_ve
     assert documented - {"gpu_memory_peak_bytes"} == exposed
 
 
+def test_where_no_verifier_is_watched_none_is_missed() -> None:
+    (rule,) = [each for each in ALERTS if each["alert"] == "OutriderNoneServing"]
+    assert re.search(r'and on \(\) count\(.*up{job="outrider"}', rule["expr"]), (
+        "it fires wherever edges alone are"
+    )
+
+
 def test_the_threshold_of_slow_rounds_is_a_bound_of_their_buckets() -> None:
     (rule,) = [each for each in ALERTS if each["alert"] == "OutriderRoundsSlow"]
     threshold_s = float(rule["expr"].rpartition("> ")[2])
