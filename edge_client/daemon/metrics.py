@@ -58,6 +58,10 @@ class DaemonMetrics:
         self.tpot = make.histogram("tpot_seconds", "Mean time of a token after the first.", _TPOT_S)
         self.rtt = make.histogram("rtt_seconds", "A round's wait without the verifier's time.", _RTT_S)
 
+    def answered(self, route: str, status: int) -> None:
+        """Counts an answer."""
+        self.requests.labels(route, str(status)).inc()
+
     def observe(
         self, result: SessionResult, mode: str, method: str | None, num_prompt: int, num_reused: int
     ) -> None:

@@ -10,11 +10,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
 from outrider.edge_client.daemon.http.access import AccessMiddleware, refusal
 from outrider.edge_client.daemon.http.endpoint import GenerationEndpoint
+from outrider.edge_client.daemon.http.front import Front
 from outrider.edge_client.daemon.http.page import PAGE_HEADERS, page_html
 from outrider.edge_client.daemon.openai.errors import ApiError
 from outrider.edge_client.daemon.openai.parsed import Kind
@@ -27,19 +29,19 @@ _MAIN_ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models")
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def make_app(daemon: Daemon) -> Starlette:
+def make_app(daemon: Daemon) -> ASGIApp:
     """Returns the daemon as an ASGI application."""
-    handlers = _Handlers(daemon)
+    routes = make_routes(daemon, _Handlers(daemon))
     app = Starlette(
-        routes=make_routes(daemon, handlers),
+        routes=routes,
         middleware=[Middleware(AccessMiddleware, daemon=daemon)],
         exception_handlers={HTTPException: _on_http_error, ApiError: _on_api_error},
     )
     app.router.redirect_slashes = False  # to a client that follows none, a redirected POST is an empty answer
-    return app
+    return Front(app, routes, daemon)
 
 
-def make_routes(daemon: Daemon, handlers: _Handlers) -> list[BaseRoute]:
+def make_routes(daemon: Daemon, handlers: _Handlers) -> list[Route]:
     """Returns all routes of the daemon."""
     return [
         Route("/", handlers.page),
