@@ -29,7 +29,7 @@ class DaemonState:
     max_running: int
     num_idle_sequences: int
     num_idle_bytes: int
-    is_verifier_reachable: bool | None  # None: nobody has asked yet
+    is_verifier_reachable: bool | None  # None: in mode edge-only
 
 
 class DaemonMetrics:
@@ -134,6 +134,6 @@ class _StateCollector(Collector):
         for name, about, value in gauges:
             yield GaugeMetricFamily(PREFIX + name, about, value=value)
         if state.is_verifier_reachable is not None:
-            about = "1 when it answered the last time somebody asked /ready."
+            about = "1 where the verifier answers; a scrape asks it."
             is_up = float(state.is_verifier_reachable)
             yield GaugeMetricFamily(PREFIX + "verifier_reachable", about, value=is_up)

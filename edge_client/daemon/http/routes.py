@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
+from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.edge_client.daemon.http.access import AccessMiddleware, refusal
 from outrider.edge_client.daemon.http.endpoint import GenerationEndpoint
 from outrider.edge_client.daemon.http.front import Front
@@ -71,17 +71,17 @@ class _Handlers:
         """Answers 200 where a request would be served now: the draft is loaded and the verifier answers; else
         503."""
         daemon = self._daemon
-        needs_verifier = daemon.config.mode is not ExecutionMode.EDGE_ONLY
         trouble = "stopping" if daemon.admission.is_stopping else ""
-        if needs_verifier and not trouble:
-            state = await daemon.watch.check(daemon.config)
-            trouble = "" if state.is_reachable else "verifier unreachable"
+        if not trouble:
+            state = await daemon.check_verifier()
+            trouble = "" if state is None or state.is_reachable else "verifier unreachable"
         body: dict[str, object] = {"ready": not trouble, "draft": daemon.edge.draft is not None}
         if trouble:
             body["trouble"] = trouble
         return JSONResponse(body, 503 if trouble else 200, {"Retry-After": "2"} if trouble else None)
 
     async def metrics(self, request: Request) -> Response:
+        await self._daemon.check_verifier()  # which one of them tells of
         return Response(self._daemon.metrics.text(), media_type=_METRICS_TYPE)
 
     async def models(self, request: Request) -> Response:
