@@ -54,7 +54,9 @@ class DaemonMetrics:
         self.rebuilds = make.counter("rebuilds", "Sessions opened again.")
         self.num_bytes = make.counter("bytes", "Bytes of messages to and from the verifier.", "direction")
         self.prefix = make.counter("draft_prefix_tokens", "Prompt tokens the draft had, or read.", "result")
-        self.ttft = make.histogram("ttft_seconds", "From a generation's start to its first token.", _TTFT_S)
+        self.ttft = make.histogram(
+            "ttft_seconds", "From a request's arrival to the first token of its text.", _TTFT_S
+        )
         self.tpot = make.histogram("tpot_seconds", "Mean time of a token after the first.", _TPOT_S)
         self.rtt = make.histogram("rtt_seconds", "A round's wait without the verifier's time.", _RTT_S)
 
@@ -63,9 +65,17 @@ class DaemonMetrics:
         self.requests.labels(route, str(status)).inc()
 
     def observe(
-        self, result: SessionResult, mode: str, method: str | None, num_prompt: int, num_reused: int
+        self,
+        result: SessionResult,
+        mode: str,
+        method: str | None,
+        *,
+        arrived_s: float,
+        num_reused_tokens: int,
+        num_read_tokens: int,
     ) -> None:
-        """Counts a generation that has ended, whether complete or not."""
+        """Counts a generation that has ended, whether complete or not. Its request arrived at `arrived_s`, by the clock
+        of its tokens' times; of the prompt the draft had reused and read so many tokens."""
         stats = result.stats
         self.finishes.labels(mode, str(result.finish_reason)).inc()
         for origin in set(result.origins):
@@ -89,11 +99,11 @@ class DaemonMetrics:
         self.rebuilds.inc(stats.num_rebuilds)
         self.num_bytes.labels("up").inc(stats.bytes_up)
         self.num_bytes.labels("down").inc(stats.bytes_down)
-        self.prefix.labels("hit").inc(num_reused)
-        self.prefix.labels("miss").inc(num_prompt - num_reused)
+        self.prefix.labels("hit").inc(num_reused_tokens)
+        self.prefix.labels("miss").inc(num_read_tokens)
         times = stats.token_times_ns
         if times:
-            self.ttft.observe((times[0] - stats.start_ns) / 1e9)
+            self.ttft.observe(max(0.0, times[0] / 1e9 - arrived_s))
         if len(times) > 1:
             self.tpot.observe((times[-1] - times[0]) / 1e9 / (len(times) - 1))
 

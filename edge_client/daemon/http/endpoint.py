@@ -154,8 +154,9 @@ class GenerationEndpoint:
             result,
             mode,
             entry.method,
-            prepared.num_prompt_tokens,
-            prepared.num_reused_tokens,
+            arrived_s=entry.start_s,
+            num_reused_tokens=prepared.num_reused_tokens,
+            num_read_tokens=prepared.num_read_tokens,
         )
 
 

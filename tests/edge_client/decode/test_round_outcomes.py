@@ -13,7 +13,7 @@ from outrider.edge_client.session.session import SessionResult
 
 def metrics_of(result: SessionResult) -> DaemonMetrics:
     metrics = DaemonMetrics(lambda: DaemonState("outrider", 0, 0, 1, 0, 0, None))
-    metrics.observe(result, "speculative", "coupled", 3, 0)
+    metrics.observe(result, "speculative", "coupled", arrived_s=0.0, num_reused_tokens=0, num_read_tokens=3)
     return metrics
 
 
