@@ -76,6 +76,12 @@ class Tree:
         return [range(start, stop) for start, stop in zip(starts, stops, strict=False)]
 
     @property
+    def num_main_nodes(self) -> int:
+        """Returns how many nodes the likeliest path has, which are the first ones."""
+        ends = (node for node, parent in enumerate(self.parents) if parent != node - 1)
+        return next(ends, len(self))
+
+    @property
     def ancestor_mask(self) -> list[list[bool]]:
         """Returns [nodes, nodes]: whether a node (row) is, or comes after, another one (column)."""
         mask: list[list[bool]] = []
@@ -132,8 +138,7 @@ def nodes_along(token_ids: Sequence[int], parents: Sequence[int], path: Sequence
 
 def main_path(token_ids: Sequence[int], parents: Sequence[int]) -> tuple[int, ...]:
     """Returns the tokens of a draft's likeliest path: of a chain all."""
-    runs = Tree(parents).runs
-    return tuple(token_ids[: len(runs[0])] if runs else token_ids)
+    return tuple(token_ids[: Tree(parents).num_main_nodes] if parents else token_ids)
 
 
 def likeliest_after(token_ids: Sequence[int], parents: Sequence[int], path: Sequence[int]) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.cloud_verifier.verification.rows import ProcessedRows
 from outrider.common.clock import SYSTEM_CLOCK, Clock
+from outrider.common.process.logs import LogLimiter
 from outrider.common.types import GenerateRequest, MemoryUse, ModelInfo, Progress, VerifyRequest
 
 log = logging.getLogger(__name__)
@@ -120,6 +121,7 @@ class Engine:
         self._forward_end_ns = 0  # of the last forward that was collected
         self._launch_s = 0.0  # lately, to launch a batch that stays in flight
         self._gathering = Gathering()
+        self._limiter = LogLimiter(log, clock=clock.now)
         self.is_running = False  # somebody calls `step` whenever there is work
         self.on_job: Callable[[], None] | None = None  # called after each `submit`
         # Calls a function where jobs are submitted: on an event loop, where one drives the engine. Any thread.
@@ -235,8 +237,8 @@ class Engine:
         if batch is not None:
             try:
                 self._forward_where_kv_allows(batch)
-            except Exception:
-                self._fail(batch)
+            except Exception as error:
+                self._fail(batch, error)
         return batch
 
     def _collect(self, batch: _Batch) -> None:
@@ -244,8 +246,8 @@ class Engine:
         try:
             for each in batch.awaited:
                 each.wait()
-        except Exception:
-            self._fail(batch)
+        except Exception as error:
+            self._fail(batch, error)
         self._hold_left(batch)
         if batch.works:
             self._note_forward(batch)
@@ -289,9 +291,10 @@ class Engine:
         ):
             self.clock.sleep(min(left_s, POLL_S))
 
-    def _fail(self, batch: _Batch) -> None:
-        """Ends the sessions of a batch whose forward raised."""
-        log.exception("a step of %d sessions failed", len(batch.works))
+    def _fail(self, batch: _Batch, error: Exception) -> None:
+        """Ends the sessions of a batch whose forward raised `error`."""
+        message = f"a step of {len(batch.works)} sessions failed"
+        self._limiter.error(type(error).__name__, message, {}, error)
         self.observer.on_failed_step()
         for work in batch.works:
             self.sessions.fail(work.job)

@@ -186,7 +186,9 @@ class RoundFinisher:
             session.opening.method,
             num_draft_tokens=len(work.draft_tokens),
             num_accepted_tokens=outcome.accepted_len,
+            judged_tokens=work.judged_tokens(outcome),
             has_correction=outcome.correction_kind is not CorrectionKind.NONE,
+            answered_ns=work.answered_ns,
             metrics=metrics,
         )
         chain = session.chain
@@ -285,6 +287,7 @@ class RoundFinisher:
                 draft_ns=work.draft_ns,
             )
         )
+        work.answered_ns = metrics.total_ns
         work.start_ns, work.forward_ns, work.draft_ns = 0, 0, 0
         work.draft_tokens, work.draft_probs, work.supports, work.tree = (), (), (), None
         work.known_states = None

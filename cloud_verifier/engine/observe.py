@@ -27,8 +27,10 @@ from outrider.common.types import (
 
 log = logging.getLogger(__name__)
 
-_TIMES_MS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 50, 75, 100, 150, 250, 500, 1000, 2500, 10_000)
-TIMES_NS = tuple(int(ms * 1e6) for ms in _TIMES_MS)
+# A threshold of an alert is one of these: between two, a quantile is a guess.
+_SHORT_MS = (0.1, 0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 20, 30, 50, 75, 100, 150, 200, 250, 300, 400, 500, 700)
+_LONG_MS = (1000, 1500, 2500, 4000, 6000, 10_000)
+TIMES_NS = tuple(int(ms * 1e6) for ms in (*_SHORT_MS, *_LONG_MS))
 SESSIONS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 256)
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 ACCEPTED = (0, 1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64)
@@ -74,10 +76,11 @@ class EngineObserver:
         self.forward_ns = Histogram(TIMES_NS)
         self.verify_ns = Histogram(TIMES_NS)
         self.num_rounds = dict.fromkeys(_KIND_OF.values(), 0)
-        self.round_ns = {kind: Histogram(TIMES_NS) for kind in ("open", "verify")}
+        self.round_ns = {kind: Histogram(TIMES_NS) for kind in _KIND_OF.values()}
         self.queue_ns = Histogram(TIMES_NS)
         self.accepted_tokens = {method: Histogram(ACCEPTED) for method in Method}
         self.num_draft_tokens = dict.fromkeys(Method, 0)
+        self.num_judged_tokens = {method: {"accepted": 0, "rejected": 0} for method in Method}
         self.num_new_tokens = dict.fromkeys(Method, 0)
         self.num_hit_tokens = 0
         self.num_miss_tokens = 0
@@ -105,18 +108,25 @@ class EngineObserver:
         *,
         num_draft_tokens: int,
         num_accepted_tokens: int,
+        judged_tokens: tuple[int, int],
         has_correction: bool,
+        answered_ns: int | None,
         metrics: RoundMetrics,
     ) -> None:
-        """Counts an opening, a round or a step of a generation that was computed and is answered now."""
+        """Counts an opening, a round or a step of a generation that was computed and is answered now. `judged_tokens`:
+        how many were accepted and rejected of a chain, of a tree those of its likeliest path.
+        `answered_ns`: of a generation, from its arrival to the step before; None: nothing was answered before."""
         kind = _KIND_OF[type(request)]
         self.num_rounds[kind] += 1
-        if kind != "generate":  # whose times run from the request that began it, not from the last step
-            self.round_ns[kind].add(metrics.total_ns)
+        self.round_ns[kind].add(metrics.total_ns - (answered_ns or 0))
+        if answered_ns is None:
             self.queue_ns.add(metrics.queue_ns)
         self.num_new_tokens[method] += num_accepted_tokens + has_correction
         if num_draft_tokens:
             self.num_draft_tokens[method] += num_draft_tokens
+            judged = self.num_judged_tokens[method]
+            judged["accepted"] += judged_tokens[0]
+            judged["rejected"] += judged_tokens[1]
             self.accepted_tokens[method].add(num_accepted_tokens)
         if log.isEnabledFor(logging.DEBUG):
             facts = {

@@ -21,6 +21,7 @@ from outrider.common.alignment import TokenChain
 from outrider.common.clock import Clock
 from outrider.common.grammar.state import GrammarLimitError
 from outrider.common.grammar.vocabulary import FIELD
+from outrider.common.process.logs import LogLimiter, session_tag
 from outrider.common.types import (
     GeneratedTokens,
     GenerateRequest,
@@ -65,6 +66,7 @@ class SessionManager:
         self._num_opened = 0
         self._released: deque[Session] = deque()  # with jobs that waited for the work that has ended
         self._next_sweep_s = clock.now() + SWEEP_S
+        self._limiter = LogLimiter(log, clock=clock.now)
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -293,10 +295,13 @@ class SessionManager:
         try:
             yield
         except GrammarLimitError as error:
-            log.info("a session ends: %s", error)
+            facts = {"session": session_tag(job.session_id), "reason": str(error)}
+            self._limiter.info("grammar limit", "a session ends: its grammar is at a limit", facts)
             self.fail(job, RoundErrorCode.INVALID, str(error), FIELD)
-        except Exception:
-            log.exception("a %s failed, and its session ends", type(job.request).__name__)
+        except Exception as error:
+            kind, facts = type(job.request).__name__, {"session": session_tag(job.session_id)}
+            key = f"{kind} {type(error).__name__}"
+            self._limiter.error(key, f"a {kind} failed, and its session ends", facts, error)
             self.fail(job)
 
     def fail(

@@ -11,8 +11,10 @@ from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.session import Session
 from outrider.cloud_verifier.verification.methods.base import Outcome
 from outrider.cloud_verifier.verification.rows import ProcessedRows
+from outrider.common.sequences import common_prefix
 from outrider.common.tree import Tree
 from outrider.common.types import (
+    CorrectionKind,
     GenerateRequest,
     OpenRequest,
     Support,
@@ -44,6 +46,7 @@ class Work:
     start_ns: int = 0  # of its first forward
     forward_ns: int = 0
     num_generated: int = 0
+    answered_ns: int | None = None  # of a generation: from its arrival to its last step's answer
     # Of an opening: rows before the last token's, for `Opened.prompt_choices`; as many as the last forward can give.
     num_prompt_rows: int = 0
     prompt_rows: ProcessedRows | None = None  # these, once they are computed
@@ -116,6 +119,16 @@ class Work:
         if self.tree is None:
             return self.draft_tokens[: outcome.accepted_len]
         return tuple(self.draft_tokens[node] for node in outcome.accepted_nodes)
+
+    def judged_tokens(self, outcome: Outcome) -> tuple[int, int]:
+        """Returns how many tokens of the draft, or of a tree's likeliest path, were accepted and rejected: at most one
+        is rejected, since what is drafted after it is not judged."""
+        num_accepted, length = outcome.accepted_len, len(self.draft_tokens)
+        if self.tree is not None:
+            length = self.tree.num_main_nodes
+            num_accepted = common_prefix(outcome.accepted_nodes, range(length))
+        is_over = outcome.correction_kind is CorrectionKind.NONE and num_accepted == outcome.accepted_len
+        return num_accepted, int(num_accepted < length and not is_over)
 
     def sent_accepted_nodes(self, outcome: Outcome) -> TokenIds:
         """Returns the indices in the request of a tree's accepted tokens; none of a chain."""

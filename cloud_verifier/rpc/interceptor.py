@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from outrider.cloud_verifier.rpc.answers import UnreadError
+from outrider.cloud_verifier.rpc.ended_calls import EndedCalls
 from outrider.cloud_verifier.rpc.health import HealthError
 from outrider.cloud_verifier.rpc.occupancy import TooManyCallsError
 from outrider.cloud_verifier.rpc.service import ShuttingDownError
@@ -37,12 +38,14 @@ def _status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
         case ShuttingDownError() | IdleError() | TooManyCallsError():  # a client may connect again
             return grpc.StatusCode.UNAVAILABLE, str(error)
         case _:
-            log.error("a call failed", exc_info=error)
             return grpc.StatusCode.INTERNAL, "the verifier failed here; its log says where"
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Ends a call that raises with the status of its exception."""
+    """Ends a call that raises with the status of its exception, and has it counted."""
+
+    def __init__(self, ended_calls: EndedCalls | None = None) -> None:
+        self._ended_calls = ended_calls or EndedCalls()
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         """Returns the call's handler, guarded."""
@@ -55,54 +58,52 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             "response_serializer": handler.response_serializer,
         }
         if streams == (False, False):
-            return grpc.unary_unary_rpc_method_handler(_guard(handler.unary_unary), **kwargs)
+            return grpc.unary_unary_rpc_method_handler(self._guard(handler.unary_unary), **kwargs)
         if streams == (False, True):
-            return grpc.unary_stream_rpc_method_handler(_guard_stream(handler.unary_stream), **kwargs)
+            return grpc.unary_stream_rpc_method_handler(self._guard_stream(handler.unary_stream), **kwargs)
         if streams == (True, False):
-            return grpc.stream_unary_rpc_method_handler(_guard(handler.stream_unary), **kwargs)
-        return grpc.stream_stream_rpc_method_handler(_guard(handler.stream_stream), **kwargs)
+            return grpc.stream_unary_rpc_method_handler(self._guard(handler.stream_unary), **kwargs)
+        return grpc.stream_stream_rpc_method_handler(self._guard(handler.stream_stream), **kwargs)
 
-
-async def _abort(context: Any, error: Exception) -> None:
-    if isinstance(error, InvalidFieldError | TooManyCallsError):
-        await asyncio.sleep(REJECTION_S)
-    try:
-        await context.abort(*_status_of(error))
-    except grpc.aio.AbortError:
-        raise
-    except Exception as gone:  # gRPC's own kind, which it does not export
-        log.debug("the call had ended before %r could: %s", error, gone)
-
-
-def _guard(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
-    async def guarded(request: Any, context: Any) -> Any:
+    async def _abort(self, context: Any, error: Exception) -> None:
+        self._ended_calls.count(error)
+        if isinstance(error, InvalidFieldError | TooManyCallsError):
+            await asyncio.sleep(REJECTION_S)
         try:
-            result = behaviour(request, context)
-            if hasattr(result, "__aiter__"):  # a standard service written as a generator
+            await context.abort(*_status_of(error))
+        except grpc.aio.AbortError:
+            raise
+        except Exception as gone:  # gRPC's own kind, which it does not export
+            log.debug("the call had ended before %r could: %s", error, gone)
+
+    def _guard(self, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Awaitable[Any]]:
+        async def guarded(request: Any, context: Any) -> Any:
+            try:
+                result = behaviour(request, context)
+                if hasattr(result, "__aiter__"):  # a standard service written as a generator
+                    async for message in result:
+                        await context.write(message)
+                    return None
+                return await result
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                await self._abort(context, error)
+
+        return guarded
+
+    def _guard_stream(self, behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], AsyncIterator[Any]]:
+        async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
+            try:
+                result = behaviour(request, context)
+                if not hasattr(result, "__aiter__"):
+                    await result
+                    return
                 async for message in result:
-                    await context.write(message)
-                return None
-            return await result
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            raise
-        except Exception as error:
-            await _abort(context, error)
+                    yield message
+            except (asyncio.CancelledError, grpc.aio.AbortError):
+                raise
+            except Exception as error:
+                await self._abort(context, error)
 
-    return guarded
-
-
-def _guard_stream(behaviour: Callable[[Any, Any], Any]) -> Callable[[Any, Any], AsyncIterator[Any]]:
-    async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-        try:
-            result = behaviour(request, context)
-            if not hasattr(result, "__aiter__"):
-                await result
-                return
-            async for message in result:
-                yield message
-        except (asyncio.CancelledError, grpc.aio.AbortError):
-            raise
-        except Exception as error:
-            await _abort(context, error)
-
-    return guarded
+        return guarded

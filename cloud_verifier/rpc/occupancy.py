@@ -17,7 +17,11 @@ MAX_REQUESTS = 2 * MAX_WAITING
 
 
 class TooManyCallsError(Exception):
-    """A limit of open calls is reached."""
+    """A limit of open calls is reached: `reason` is "calls", or "tenant_calls" where it is the tenant's own."""
+
+    def __init__(self, reason: str, tenant: str, message: str) -> None:
+        super().__init__(message)
+        self.reason, self.tenant = reason, tenant
 
 
 class Occupancy:
@@ -33,9 +37,10 @@ class Occupancy:
         """Counts a call while it is open, and until its last request was given back. Raises `TooManyCallsError`."""
         own_most, most = self.limits.tenant_max_calls, self.limits.max_calls
         if own_most and self.calls[tenant] >= own_most:
-            raise TooManyCallsError(f"{own_most} calls of this tenant are open (--tenant-max-calls)")
+            message = f"{own_most} calls of this tenant are open (--tenant-max-calls)"
+            raise TooManyCallsError("tenant_calls", tenant, message)
         if most and self.calls.total() >= most:
-            raise TooManyCallsError(f"{most} calls are open (--max-calls)")
+            raise TooManyCallsError("calls", tenant, f"{most} calls are open (--max-calls)")
         self.calls[tenant] += 1
         call = OpenCall(self, tenant)
         try:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from dataclasses import replace
@@ -39,7 +38,6 @@ from outrider.common import codec
 from outrider.common.errors import InvalidFieldError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
-from outrider.common.process.logs import LogLimiter
 from outrider.common.types import (
     CancelRequest,
     Draining,
@@ -51,8 +49,6 @@ from outrider.common.types import (
     SessionRequest,
     SessionResponse,
 )
-
-log = logging.getLogger(__name__)
 
 SERVICE_NAME = "outrider.v1.Verifier"
 _REJECTED = (RoundErrorCode.INVALID, RoundErrorCode.UNKNOWN_SESSION)
@@ -85,7 +81,6 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._open: set[SessionStream] = set()
         self._generations: set[Callable[[], None]] = set()  # each ends a `Generate` call after its answers
         self.occupancy = Occupancy(call_limits or CallLimits())
-        self._limiter = LogLimiter(log)
         self._num_unary = 0
         self._is_ending = False
 
@@ -113,20 +108,9 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         async def read(_requests: Any, context: Any) -> Any:
             with self.occupancy.call(self._caller_of(context).tenant) as call:
                 content = await read_message(context, SILENT_S)
-                with self._unreadable_is_logged():
-                    message = codec.parse(kind, content)
-                return await behaviour(message, context, call)
+                return await behaviour(codec.parse(kind, content), context, call)
 
         return read
-
-    @contextlib.contextmanager
-    def _unreadable_is_logged(self) -> Iterator[None]:
-        """Logs the fields that end a call, at most one line in a while: a client can send many."""
-        try:
-            yield
-        except InvalidFieldError as error:
-            self._limiter.info("unreadable", "a call was rejected", {"field": error.field})
-            raise
 
     @cached_property
     def _stream_context(self) -> StreamContext:
@@ -214,7 +198,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         """Carries a session's requests and answers, in both directions, until either side ends the call."""
         self._check_taking()
         caller = self._caller_of(context)
-        with self.occupancy.call(caller.tenant) as call, self._unreadable_is_logged():
+        with self.occupancy.call(caller.tenant) as call:
             stream = SessionStream(self._stream_context, caller.tenant, session_id_of(context), call)
             self._open.add(stream)
             stream.read(request_iterator)

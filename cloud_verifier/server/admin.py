@@ -29,6 +29,7 @@ from outrider.common.errors import UsageError
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.engine.engine import Engine
+    from outrider.cloud_verifier.rpc.ended_calls import EndedCalls
     from outrider.cloud_verifier.security.server_security import ServerSecurity
 
 log = logging.getLogger(__name__)
@@ -54,12 +55,13 @@ class AdminServer:
         engine: Engine,
         num_streams: Callable[[], int],
         security: ServerSecurity | None = None,
+        ended_calls: EndedCalls | None = None,
     ) -> None:
         self.port = 0
         self._listen = listen
         self._host, self._listen_port = split_address(listen, "--admin-listen")
         self._engine = engine
-        self._registry = make_registry(engine, num_streams, security)
+        self._registry = make_registry(engine, num_streams, security, ended_calls)
         self._security = None if is_loopback(self._host) else security
         self._http: _HTTPServer | None = None
 

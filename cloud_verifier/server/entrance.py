@@ -10,6 +10,7 @@ from typing import Any
 import grpc
 
 from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.rpc.ended_calls import EndedCalls
 from outrider.cloud_verifier.rpc.health import HEALTH_SERVICE_NAME, Health
 from outrider.cloud_verifier.rpc.interceptor import ErrorInterceptor
 from outrider.cloud_verifier.rpc.service import SERVICE_NAME, VerifierService
@@ -47,6 +48,7 @@ class Entrance:
         self._config = config
         self._listen, _ = check_addresses(config)
         self.health = Health(SERVICE_NAME)
+        self.ended_calls = EndedCalls()
         self._calls = _Calls()
         self._server: Any = None
 
@@ -57,7 +59,7 @@ class Entrance:
         tracing = () if find_tracer() is None else (TraceContextInterceptor(),)
         server = grpc.aio.server(
             handlers=(self._calls,),
-            interceptors=(ErrorInterceptor(), *self.security.interceptors, *tracing),
+            interceptors=(ErrorInterceptor(self.ended_calls), *self.security.interceptors, *tracing),
             options=server_options(self._config.max_message_bytes),
         )
         self.health.add_to(server)

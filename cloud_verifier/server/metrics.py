@@ -16,6 +16,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from outrider.cloud_verifier.engine.observe import Histogram, memory_use
+from outrider.cloud_verifier.rpc.ended_calls import EndedCalls
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.engine.engine import Engine
@@ -28,11 +29,14 @@ _OF_METHOD = ("method", "exact")  # exact="no": that text is not the target's
 
 
 def make_registry(
-    engine: Engine, num_streams: Callable[[], int], security: ServerSecurity | None = None
+    engine: Engine,
+    num_streams: Callable[[], int],
+    security: ServerSecurity | None = None,
+    ended_calls: EndedCalls | None = None,
 ) -> CollectorRegistry:
     """Returns a registry of this verifier and its process; nothing is global, so a process may have several."""
     registry = CollectorRegistry()
-    registry.register(VerifierCollector(engine, num_streams))
+    registry.register(VerifierCollector(engine, num_streams, ended_calls or EndedCalls()))
     if security is not None:
         registry.register(SecurityCollector(security))
     ProcessCollector(registry=registry)
@@ -40,10 +44,11 @@ def make_registry(
 
 
 class VerifierCollector(Collector):
-    """Reads counters and lengths that the engine writes; takes no lock."""
+    """Reads counters and lengths that the engine and the calls write; takes no lock."""
 
-    def __init__(self, engine: Engine, num_streams: Callable[[], int]) -> None:
+    def __init__(self, engine: Engine, num_streams: Callable[[], int], ended_calls: EndedCalls) -> None:
         self._engine = engine
+        self._ended_calls = ended_calls
         self._num_streams = num_streams
 
     def describe(self) -> list[Metric]:
@@ -125,7 +130,7 @@ class VerifierCollector(Collector):
             "Time a step took after its forward: verifying, committing, answering.",
             {"": observer.verify_ns},
         )
-        yield _counter("failed_steps", "Steps that raised; see the log.", observer.num_failed_steps)
+        yield _counter("failed_steps", "Forwards that raised; see the log.", observer.num_failed_steps)
 
     def _rounds(self) -> Iterator[Metric]:
         observer = self._engine.observer
@@ -134,16 +139,23 @@ class VerifierCollector(Collector):
         )
         yield _seconds(
             "round_seconds",
-            "Time from a request's arrival to its answer: openings and rounds.",
+            "Time from a request's arrival to its answer; of a generation, of each step from the one before.",
             observer.round_ns,
             label="kind",
         )
         yield _seconds("queue_seconds", "Time from arrival to the first forward.", {"": observer.queue_ns})
         methods = self._engine.model.methods
-        drafted = CounterMetricFamily(PREFIX + "draft_tokens", "Drafted tokens judged.", labels=_OF_METHOD)
+        drafted = CounterMetricFamily(
+            PREFIX + "draft_tokens", "Tokens of drafts, of trees all.", labels=_OF_METHOD
+        )
+        judged = CounterMetricFamily(
+            PREFIX + "judged_tokens",
+            "Tokens of chains, and of trees' likeliest paths, up to the first one rejected.",
+            labels=(*_OF_METHOD, "result"),
+        )
         accepted = HistogramMetricFamily(
             PREFIX + "accepted_tokens",
-            "Drafted tokens accepted in a round that drafted; over draft_tokens_total, the acceptance rate.",
+            "Drafted tokens accepted in a round that drafted.",
             labels=_OF_METHOD,
         )
         new = CounterMetricFamily(
@@ -154,15 +166,24 @@ class VerifierCollector(Collector):
         for method in methods:
             labels = [str(method), "yes" if method.is_exact else "no"]
             drafted.add_metric(labels, observer.num_draft_tokens[method])
+            for result, number in observer.num_judged_tokens[method].items():
+                judged.add_metric([*labels, result], number)
             accepted.add_metric(labels, *_buckets(observer.accepted_tokens[method], 1))
             new.add_metric(labels, observer.num_new_tokens[method])
-        yield from (drafted, accepted, new)
+        yield from (drafted, judged, accepted, new)
 
     def _exceptions(self) -> Iterator[Metric]:
         engine, observer = self._engine, self._engine.observer
-        refusals = {**dict.fromkeys(BACKLOG_REASONS, 0), **engine.backlog.num_refused, **observer.refusals}
+        refusals = {
+            **dict.fromkeys(BACKLOG_REASONS, 0),
+            **engine.backlog.num_refused,
+            **observer.refusals,
+            **self._ended_calls.num_refused,
+        }
         yield _counters("errors", "Requests answered with an error.", observer.errors, label="code")
-        yield _counters("refusals", "Requests there was no room for.", refusals, label="reason")
+        yield _counters("refusals", "Requests and calls there was no room for.", refusals, label="reason")
+        ended = self._ended_calls.num_ended
+        yield _counters("ended_calls", "Calls that the verifier ended.", ended, label="reason")
         yield _counters("evictions", "Idle sessions that made room.", observer.evictions, label="what")
         yield _counter("expired_sessions", "Sessions forgotten after their TTL.", observer.num_expired)
 

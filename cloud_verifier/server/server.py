@@ -72,7 +72,11 @@ class VerifierServer:
         self.admin: AdminServer | None = None
         if admin_listen is not None:
             self.admin = AdminServer(
-                admin_listen, self.engine, lambda: self.service.num_streams, self.security
+                admin_listen,
+                self.engine,
+                lambda: self.service.num_streams,
+                self.security,
+                self._entrance.ended_calls,
             )
         self.probes: ProbePort | None = None
         if config.probe_listen not in ADMIN_OFF:

@@ -79,17 +79,26 @@ class LogLimiter:
         """Writes a line with its facts, unless one with this key was written within `interval_s`."""
         self._write(logging.INFO, key, message, facts)
 
-    def error(self, key: str, message: str, facts: Mapping[str, object]) -> None:
-        """Writes an error as `info` writes a line."""
-        self._write(logging.ERROR, key, message, facts)
+    def error(
+        self, key: str, message: str, facts: Mapping[str, object], raised: BaseException | None = None
+    ) -> None:
+        """Writes an error as `info` writes a line, with the traceback of what was `raised`."""
+        self._write(logging.ERROR, key, message, facts, raised)
 
-    def _write(self, level: int, key: str, message: str, facts: Mapping[str, object]) -> None:
+    def _write(
+        self,
+        level: int,
+        key: str,
+        message: str,
+        facts: Mapping[str, object],
+        raised: BaseException | None = None,
+    ) -> None:
         if not self.is_due(key):
             return
         self._next_s[key] = self._clock() + self._interval_s
         if num_left_out := self._num_left_out.pop(key, 0):
             facts = {**facts, "num_left_out": num_left_out}
-        self._log.log(level, message, extra=facts)
+        self._log.log(level, message, extra=facts, exc_info=raised)
 
 
 def _facts(record: logging.LogRecord) -> dict[str, object]:

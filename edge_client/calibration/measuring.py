@@ -117,7 +117,7 @@ class Calibration:
     def _writer(self, name: str, config: RunConfig) -> Write:
         def write(index: int) -> Written:
             result = self._write(index, config, name)
-            num_calls = sum(each.is_answered and not each.is_kept for each in result.stats.rounds)
+            num_calls = sum(each.is_answered for each in result.stats.rounds)
             return Written(result.token_ids, num_calls, result.origins.count(Origin.GATE))
 
         return write

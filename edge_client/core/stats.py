@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +13,18 @@ from outrider.common.types import Origin, TokenIds
 _NS_PER_MS = 1e6
 
 
+class RoundOutcome(enum.StrEnum):
+    """Says how a round ended."""
+
+    ANSWERED = "answered"
+    TIMED_OUT = "timed_out"  # no answer came by its deadline
+    DISCARDED = "discarded"  # sent ahead on an assumption that turned out wrong: nobody waited for its answer
+    KEPT = "kept"  # no round: a draft that a commit-gate kept without asking
+
+
 @dataclass(slots=True)  # frozen would take a round 5 µs more
 class RoundRecord:
-    """Measures one round, answered or not. `net_ms` is the wait without the verifier's own time.
+    """Measures one round, whatever its outcome. `net_ms` is the wait without the verifier's own time.
 
     A co-located round crosses no network: its `rtt_ms` stays 0, which means not measured.
     """
@@ -39,24 +49,35 @@ class RoundRecord:
     alpha_mean: float = float("nan")
     bytes_up: int = 0
     bytes_down: int = 0
-    is_answered: bool = True
+    outcome: RoundOutcome = RoundOutcome.ANSWERED
     confidences: tuple[float, ...] = ()  # the draft's probability of each drafted token
     window: int = 1  # rounds that were allowed in flight when this one was sent
     pipelined_hit: bool | None = None  # whether its assumption was right; None: it assumed nothing
     is_guess_hit: bool = False  # it assumed a correction, which came
     # Its first token was not the bonus of the round before, all of which was accepted.
     is_first_wrong: bool = False
-    # With a gate. A kept draft is recorded in place of a round: it was neither sent nor answered.
+    # With a gate.
     num_dropped_tokens: int = 0  # drafted and doubted by the gate, so not sent
     hard_ratio: float | None = None  # share of the drafted tokens that are hard
     escalated: bool | None = None  # whether the gate asked for the target
-    is_kept: bool = False
     main_path: tuple[int, int] | None = None  # of a tree: tokens of its likeliest path, accepted and drafted
+
+    @property
+    def is_answered(self) -> bool:
+        """Returns whether its verdict was applied."""
+        return self.outcome is RoundOutcome.ANSWERED
 
     @property
     def as_chain(self) -> tuple[int, int]:
         """Returns how many tokens were accepted of how many of one chain: of a tree its likeliest path."""
         return self.main_path or (self.num_accepted_tokens, self.num_draft_tokens)
+
+    @property
+    def judged_tokens(self) -> tuple[int, int]:
+        """Returns how many tokens of that chain were accepted and rejected: at most one is rejected, since what is
+        drafted after it is not judged."""
+        num_accepted, num_drafted = self.as_chain
+        return num_accepted, int(num_accepted < num_drafted)
 
     @property
     def la_over_k(self) -> float:
@@ -152,7 +173,7 @@ class SessionStats:
             "num_fallback_tokens": sum(o is Origin.FALLBACK for o in origins),
             "num_edge_only_tokens": sum(o is Origin.EDGE_ONLY for o in origins),
             "num_gate_tokens": sum(o is Origin.GATE for o in origins),
-            "num_kept_blocks": sum(r.is_kept for r in self.rounds),
+            "num_kept_blocks": sum(r.outcome is RoundOutcome.KEPT for r in self.rounds),
             "num_escalations": sum(r.escalated is True for r in self.rounds),
             "hard_ratio": _hard_ratio(self.rounds),
             "verifier_calls_per_token": _ratio(len(answered) + len(self.generate_forward_ms), len(origins)),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 
+from outrider.common.clock import SYSTEM_CLOCK
 from outrider.edge_client.core.live_stats import LiveStats
 from outrider.edge_client.daemon.openai.parsed import ParsedRequest
 from outrider.edge_client.session.scoring import TextScoring
@@ -19,7 +19,7 @@ class Entry:
     parsed: ParsedRequest
     client: str
     index: int = 0  # of the request's texts
-    start_s: float = field(default_factory=time.monotonic)
+    start_s: float = field(default_factory=SYSTEM_CLOCK.now)  # the clock of its tokens' times
     session: EdgeSession | None = None  # None: it waits for its turn
     live: LiveStats | None = None
     mode: str = ""
@@ -48,7 +48,7 @@ class Entry:
             "stream": self.parsed.is_stream,
             "user": self.parsed.user,
             "client": self.client,
-            "age_s": round(time.monotonic() - self.start_s, 3),
+            "age_s": round(SYSTEM_CLOCK.now() - self.start_s, 3),
         }
         if self.session is not None and self.live is not None:
             result, live = self.session.result, self.live.snapshot()

@@ -10,6 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from outrider.common.process.version import own_version
+from outrider.edge_client.core.stats import RoundOutcome
 from outrider.edge_client.session.session import SessionResult
 
 PREFIX = "outrider_edge_"
@@ -28,7 +29,7 @@ class DaemonState:
     max_running: int
     num_idle_sequences: int
     num_idle_bytes: int
-    is_verifier_reachable: bool | None  # None: nobody has asked yet
+    is_verifier_reachable: bool | None  # None: in mode edge-only
 
 
 class DaemonMetrics:
@@ -42,23 +43,39 @@ class DaemonMetrics:
         self.requests = make.counter("requests", "Requests answered.", "route", "status")
         self.finishes = make.counter("generations", "Generations by how they ended.", "mode", "finish")
         self.tokens = make.counter("tokens", "Tokens of texts, by origin.", "origin")
-        self.rounds = make.counter("rounds", "Rounds, by whether they were answered.", "answered")
-        self.drafted = make.counter("draft_tokens", "Drafted tokens judged.", "method", "exact")
+        self.rounds = make.counter("rounds", "Rounds, by how they ended.", "outcome")
+        self.drafted = make.counter("draft_tokens", "Tokens of drafts, of trees all.", "method", "exact")
         self.accepted = make.counter("accepted_tokens", "Of these, accepted.", "method", "exact")
+        about = "Tokens of chains, and of trees' likeliest paths, up to the first one rejected."
+        self.judged = make.counter("judged_tokens", about, "method", "exact", "result")
         self.blocks = make.counter("gate_blocks", "Drafts a gate judged, by what was done.", "result")
         self.approximate = make.counter("approximate_tokens", "Tokens an approximate method let in.")
         self.fallbacks = make.counter("timeouts", "Rounds without an answer in time.")
         self.rebuilds = make.counter("rebuilds", "Sessions opened again.")
         self.num_bytes = make.counter("bytes", "Bytes of messages to and from the verifier.", "direction")
         self.prefix = make.counter("draft_prefix_tokens", "Prompt tokens the draft had, or read.", "result")
-        self.ttft = make.histogram("ttft_seconds", "From a generation's start to its first token.", _TTFT_S)
+        self.ttft = make.histogram(
+            "ttft_seconds", "From a request's arrival to the first token of its text.", _TTFT_S
+        )
         self.tpot = make.histogram("tpot_seconds", "Mean time of a token after the first.", _TPOT_S)
         self.rtt = make.histogram("rtt_seconds", "A round's wait without the verifier's time.", _RTT_S)
 
+    def answered(self, route: str, status: int) -> None:
+        """Counts an answer."""
+        self.requests.labels(route, str(status)).inc()
+
     def observe(
-        self, result: SessionResult, mode: str, method: str | None, num_prompt: int, num_reused: int
+        self,
+        result: SessionResult,
+        mode: str,
+        method: str | None,
+        *,
+        arrived_s: float,
+        num_reused_tokens: int,
+        num_read_tokens: int,
     ) -> None:
-        """Counts a generation that has ended, whether complete or not."""
+        """Counts a generation that has ended, whether complete or not. Its request arrived at `arrived_s`, by the clock
+        of its tokens' times; of the prompt the draft had reused and read so many tokens."""
         stats = result.stats
         self.finishes.labels(mode, str(result.finish_reason)).inc()
         for origin in set(result.origins):
@@ -66,13 +83,15 @@ class DaemonMetrics:
         exact = "yes" if result.method.is_exact else "no"
         for each in stats.rounds:
             if each.hard_ratio is not None:
-                self.blocks.labels("kept" if each.is_kept else "sent").inc()
-            if each.is_kept:
+                self.blocks.labels("kept" if each.outcome is RoundOutcome.KEPT else "sent").inc()
+            if each.outcome is RoundOutcome.KEPT:
                 continue
-            self.rounds.labels("yes" if each.is_answered else "no").inc()
+            self.rounds.labels(str(each.outcome)).inc()
             if each.is_answered and each.num_draft_tokens and method is not None:
                 self.drafted.labels(method, exact).inc(each.num_draft_tokens)
                 self.accepted.labels(method, exact).inc(each.num_accepted_tokens)
+                for of, number in zip(("accepted", "rejected"), each.judged_tokens, strict=True):
+                    self.judged.labels(method, exact, of).inc(number)
             if each.is_answered and each.rtt_ms:
                 self.rtt.observe(max(0.0, each.net_ms) / 1e3)
         self.approximate.inc(sum(result.token_is_approximate))
@@ -80,11 +99,11 @@ class DaemonMetrics:
         self.rebuilds.inc(stats.num_rebuilds)
         self.num_bytes.labels("up").inc(stats.bytes_up)
         self.num_bytes.labels("down").inc(stats.bytes_down)
-        self.prefix.labels("hit").inc(num_reused)
-        self.prefix.labels("miss").inc(num_prompt - num_reused)
+        self.prefix.labels("hit").inc(num_reused_tokens)
+        self.prefix.labels("miss").inc(num_read_tokens)
         times = stats.token_times_ns
         if times:
-            self.ttft.observe((times[0] - stats.start_ns) / 1e9)
+            self.ttft.observe(max(0.0, times[0] / 1e9 - arrived_s))
         if len(times) > 1:
             self.tpot.observe((times[-1] - times[0]) / 1e9 / (len(times) - 1))
 
@@ -125,6 +144,6 @@ class _StateCollector(Collector):
         for name, about, value in gauges:
             yield GaugeMetricFamily(PREFIX + name, about, value=value)
         if state.is_verifier_reachable is not None:
-            about = "1 when it answered the last time somebody asked /ready."
+            about = "1 where the verifier answers; a scrape asks it."
             is_up = float(state.is_verifier_reachable)
             yield GaugeMetricFamily(PREFIX + "verifier_reachable", about, value=is_up)

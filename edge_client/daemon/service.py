@@ -95,8 +95,17 @@ class Daemon:
             max_running=self.admission.max_running,
             num_idle_sequences=self._shared.num_idle,
             num_idle_bytes=self._shared.num_idle_bytes,
-            is_verifier_reachable=verifier.is_reachable if verifier else None,
+            is_verifier_reachable=verifier.is_reachable if verifier and self._needs_verifier else None,
         )
+
+    @property
+    def _needs_verifier(self) -> bool:
+        return self.config.mode is not ExecutionMode.EDGE_ONLY
+
+    async def check_verifier(self) -> VerifierState | None:
+        """Returns whether the verifier answers now, from a call at most `FRESH_S` ago; None in mode edge-only, which
+        needs none."""
+        return await self.watch.check(self.config) if self._needs_verifier else None
 
     async def check_model(self, name: str | None) -> None:
         """Raises `ApiError` 404 for a model that is not served; None asks for the one there is. Asks the verifier for

@@ -13,7 +13,7 @@ from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.tree_policy import TreePolicy
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.core.stats import JudgedTree, RoundRecord, SessionStats, Stretch
+from outrider.edge_client.core.stats import JudgedTree, RoundOutcome, RoundRecord, SessionStats, Stretch
 from outrider.edge_client.decode.rounds import Proposal, Round
 from outrider.edge_client.transport.remote_verifier import Answer, RemoteVerifier
 
@@ -131,7 +131,7 @@ class Recorder:
                 round_.request.round_id,
                 num_draft_tokens,
                 draft_ms=round_.draft_ms,
-                is_answered=False,
+                outcome=RoundOutcome.DISCARDED,
                 window=round_.window,
                 pipelined_hit=None if assumes_correction else False,
                 is_first_wrong=is_first_wrong,
@@ -146,8 +146,7 @@ class Recorder:
                 0,
                 len(proposal.draft.token_ids),
                 draft_ms=proposal.draft_ms,
-                is_answered=False,
-                is_kept=True,
+                outcome=RoundOutcome.KEPT,
                 hard_ratio=proposal.judgement.hard_ratio,
                 escalated=False,
             )
@@ -156,7 +155,7 @@ class Recorder:
     def timed_out(self, num_draft_tokens: int, draft_ms: float) -> None:
         """Adds a round that was not answered in time."""
         self.stats.num_timeouts += 1
-        self.record(RoundRecord(0, num_draft_tokens, draft_ms=draft_ms, is_answered=False))
+        self.record(RoundRecord(0, num_draft_tokens, draft_ms=draft_ms, outcome=RoundOutcome.TIMED_OUT))
 
     def opened(self, opened: Opened, wait_s: float, *, is_rebuild: bool) -> None:
         """Adds an opening."""

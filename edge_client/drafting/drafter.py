@@ -42,6 +42,7 @@ class Drafter:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.model = model
+        self.has_read = False  # the prompt: a text may end without a draft
         self._clock = clock
         self._sequence = model.sequence(
             sampling, num_prompt_tokens=num_prompt_tokens, num_support=num_support
@@ -154,7 +155,7 @@ class Drafter:
         return True
 
     def _commit(self, token_ids: Sequence[int], assumed: TokenIds) -> None:
-        sequence = self._sequence
+        sequence, self.has_read = self._sequence, True
         if self._assumed:  # as far as it came true it stays
             start = sequence.position - len(self._assumed)
             now = (*token_ids[start:], *assumed)
@@ -200,7 +201,7 @@ class Drafter:
     def warm_up(self, prompt_ids: Sequence[int], num_along: int = 0) -> None:
         """Feeds the prompt while the verifier does the same, and proposes the token after it, and, where it can, those
         in the place of the prompt's last `num_along`, fewer than there are."""
-        sequence, start = self._sequence, len(prompt_ids) - num_along
+        sequence, start, self.has_read = self._sequence, len(prompt_ids) - num_along, True
         if num_along and isinstance(sequence, ProposesAlong):
             sequence.commit(prompt_ids[sequence.position : start])
             self._along = sequence.propose_along(prompt_ids[start:])

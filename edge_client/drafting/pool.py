@@ -231,5 +231,7 @@ class _LeasedSequence:
                 self._sampling, num_prompt_tokens=self._num_prompt_tokens, num_support=self._num_support
             )
         idle.renew(self._sampling, self._num_prompt_tokens, self._num_support)
-        self._lease.num_reused_tokens = num_common
+        # What the target alone wrote before the first draft is no part of the prompt.
+        most = num_common if self._num_prompt_tokens is None else self._num_prompt_tokens
+        self._lease.num_reused_tokens = min(num_common, most)
         return idle

@@ -190,6 +190,12 @@ class EdgeSession:
         )
 
     @property
+    def has_draft_read(self) -> bool:
+        """Returns whether the draft has read the prompt."""
+        drafter = self._state.proposer.drafter
+        return drafter is not None and drafter.has_read
+
+    @property
     def way(self) -> str:
         """Returns how the next tokens are made: synchronous, pipelined, cloud-only, co-located, or alone. Safe
         in other threads."""

@@ -39,6 +39,11 @@ class Prepared:
         return self.lease.num_reused_tokens if self.lease else 0
 
     @property
+    def num_read_tokens(self) -> int:
+        """Returns how many tokens of the prompt the draft has read: none where nothing was drafted."""
+        return self.num_prompt_tokens - self.num_reused_tokens if self.session.has_draft_read else 0
+
+    @property
     def usage(self) -> dict[str, object]:
         """Returns the counts and times of the text so far (`make_usage`)."""
         return make_usage(

@@ -14,7 +14,7 @@ from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import OutriderError
 from outrider.common.types import FinishReason, Origin
 from outrider.edge_client.core.events import RolledBackEvent, TokenEvent
-from outrider.edge_client.core.stats import RoundRecord, SessionStats
+from outrider.edge_client.core.stats import RoundOutcome, RoundRecord, SessionStats
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.experiments.sweep.results.records import RequestRow, RoundRow
 
@@ -170,8 +170,6 @@ def _round_rows(errand: Errand, stats: SessionStats, times: _Times) -> list[Roun
 
 
 def _round_row(errand: Errand, index: int, record: RoundRecord, at_ms: float) -> RoundRow:
-    # One after a round that fell has its own id, and nobody waited for its answer; one that timed out has none.
-    is_timed_out = not record.is_answered and not record.is_kept and record.round_id == 0
     return RoundRow(
         cell=errand.cell,
         request=errand.request,
@@ -191,8 +189,8 @@ def _round_row(errand: Errand, index: int, record: RoundRecord, at_ms: float) ->
         bytes_up=record.bytes_up,
         bytes_down=record.bytes_down,
         is_answered=record.is_answered,
-        fallback=is_timed_out,
-        kept=record.is_kept,
+        fallback=record.outcome is RoundOutcome.TIMED_OUT,
+        kept=record.outcome is RoundOutcome.KEPT,
         hard_ratio=record.hard_ratio,
         escalated=record.escalated,
         pipelined_hit=record.pipelined_hit,

@@ -7,7 +7,7 @@ import pytest
 import outrider
 from outrider import AdaptiveDepthAdjuster
 from outrider.decoder.depth import AdjustedDepth
-from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.core.stats import RoundOutcome, RoundRecord
 
 
 def test_it_moves_by_one_where_the_mean_leaves_a_tenth_around_the_target() -> None:
@@ -27,7 +27,7 @@ def test_rounds_that_drafted_nothing_or_got_no_answer_say_nothing() -> None:
     adjuster = AdaptiveDepthAdjuster(depth=4)
     policy = AdjustedDepth(adjuster)
     policy.observe(RoundRecord(1, 0))
-    policy.observe(RoundRecord(2, 4, 4, is_answered=False))
+    policy.observe(RoundRecord(2, 4, 4, outcome=RoundOutcome.TIMED_OUT))
     assert policy.next_depth() == 4 and policy.stop_rule() is None
     policy.observe(RoundRecord(3, 4, 4))
     assert policy.next_depth() == adjuster.depth == 5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -31,6 +32,8 @@ from outrider.common.pb import outrider_pb2
 from outrider.edge_client.transport.link.balancing import SESSION_HEADER
 
 ROOT = Path(__file__).resolve().parents[2] / "deploy" / "kubernetes"
+MONITORING = ROOT.parent / "monitoring"
+README = ROOT / "README.md"
 SCHEMAS = Path(__file__).parent / "schemas"
 ALL = ["base", *(f"overlays/{path.name}" for path in sorted((ROOT / "overlays").iterdir()))]
 VERSIONS = ("1.31", "")  # "": the newest that the validator knows
@@ -207,6 +210,105 @@ def metric_names() -> Iterator[str]:
 def test_the_autoscalers_metric_is_one_of_the_verifiers() -> None:
     (metric,) = find("base", "HorizontalPodAutoscaler")["spec"]["metrics"]
     assert metric["pods"]["metric"]["name"] in set(metric_names())
+
+
+SCRAPE = yaml.safe_load((MONITORING / "scrape-kubernetes.yaml").read_text())
+_META = "__meta_kubernetes_"
+
+
+def targets_of(name: str, phase: str = "Running") -> list[dict[str, str]]:
+    """The labels of what Prometheus scrapes of a pod: it finds one target for each port of a container."""
+    (job,) = SCRAPE["scrape_configs"]
+    stateful_set = find(name, "StatefulSet")
+    namespace, (container,) = (
+        stateful_set["metadata"]["namespace"],
+        stateful_set["spec"]["template"]["spec"]["containers"],
+    )
+    (discovery,) = job["kubernetes_sd_configs"]
+    (selector,) = discovery["selectors"]
+    key, _, value = selector["label"].partition("=")
+    assert namespace in discovery["namespaces"]["names"] and labels_of(name)[key] == value
+    found = []
+    for port in container["ports"]:
+        labels = {
+            "__address__": f"10.0.0.1:{port['containerPort']}",
+            f"{_META}namespace": namespace,
+            f"{_META}pod_name": "outrider-verifier-0",
+            f"{_META}pod_phase": phase,
+            f"{_META}pod_container_port_name": port["name"],
+        }
+        if all(relabel(labels, each) for each in job["relabel_configs"]):
+            found.append({key: value for key, value in labels.items() if not key.startswith(_META)})
+    return found
+
+
+def relabel(labels: dict[str, str], rule: dict[str, Any]) -> bool:
+    """Applies a rule as Prometheus does, and returns whether the target stays."""
+    value = ";".join(labels[each] for each in rule["source_labels"])
+    is_match = re.fullmatch(rule.get("regex", "(.*)"), value) is not None
+    match rule.get("action", "replace"):
+        case "keep":
+            return is_match
+        case "drop":
+            return not is_match
+        case "replace":
+            labels[rule["target_label"]] = value
+            return True
+        case action:
+            raise AssertionError(f"{action} is not known here")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_prometheus_finds_the_admin_port_of_every_pod_and_nothing_else(name: str) -> None:
+    pod = {"namespace": "outrider", "pod": "outrider-verifier-0", "instance": "outrider-verifier-0"}
+    port = config_of(name).admin_listen.rpartition(":")[2]
+    assert targets_of(name) == [{"__address__": f"10.0.0.1:{port}", **pod}]
+    assert targets_of(name, "Succeeded") == []
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_prometheus_shows_a_token_and_checks_the_name_of_the_service(name: str) -> None:
+    (job,) = SCRAPE["scrape_configs"]
+    service = find(name, "Service")["metadata"]
+    assert job["scheme"] == "https" and "insecure_skip_verify" not in job["tls_config"]
+    assert job["tls_config"]["server_name"] == f"{service['name']}.{service['namespace']}.svc"
+    places = job["tls_config"]["ca_file"], job["authorization"]["credentials_file"]
+    assert len({str(Path(each).parent) for each in places}) == 1, "of one secret"
+    assert all(Path(each).parent.name in README.read_text() for each in places)
+    # What asks without them, as annotations have it done, is refused by the verifier.
+    annotations = find(name, "StatefulSet")["spec"]["template"]["metadata"].get("annotations", {})
+    assert not [each for each in annotations if each.startswith("prometheus.io/")]
+    ports = [each["port"] for each in find(name, "NetworkPolicy")["spec"]["ingress"][1]["ports"]]
+    assert ports == [int(config_of(name).admin_listen.rpartition(":")[2])]
+
+
+def test_the_adapter_finds_the_autoscalers_metric_by_the_labels_of_the_job() -> None:
+    (rule,) = yaml.safe_load((MONITORING / "prometheus-adapter.yaml").read_text())["rules"]["custom"]
+    series, _, selector = rule["seriesQuery"].partition("{")
+    (metric,) = find("base", "HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert series == metric["pods"]["metric"]["name"]
+    (target,) = targets_of("base")
+    assert set(re.findall(r"(\w+)!=", selector)) == set(rule["resources"]["overrides"]) <= set(target)
+
+
+def test_the_jobs_name_is_the_one_that_the_rules_use() -> None:
+    (job,) = SCRAPE["scrape_configs"]
+    assert f'up{{job="{job["job_name"]}"}}' in (MONITORING / "rules.yaml").read_text()
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="there is no promtool on this machine")
+def test_promtool_accepts_the_job(tmp_path: Path) -> None:
+    def check(config: object) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(config))
+        command = ["promtool", "check", "config", "--syntax-only", "prometheus.yml"]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+
+    done = check(SCRAPE)
+    if "kubernetes_sd_configs not found" in done.stderr:  # Debian's is built without
+        (job,) = copy.deepcopy(SCRAPE["scrape_configs"])
+        del job["kubernetes_sd_configs"]
+        done = check({"scrape_configs": [job]})
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", ["overlays/gateway", "overlays/gpu-gateway"])

@@ -23,6 +23,7 @@ from outrider.edge_client.daemon.activity import Entry
 from outrider.edge_client.daemon.admission import Room
 from outrider.edge_client.daemon.http.access import shown_key
 from outrider.edge_client.daemon.http.answer import Answer, check_end, shown
+from outrider.edge_client.daemon.http.front import GONE, STATUS
 from outrider.edge_client.daemon.http.prompt_scores import PromptScores, until_done
 from outrider.edge_client.daemon.http.wire import ClientGone, Wire
 from outrider.edge_client.daemon.openai.choices import Choice, Plan
@@ -39,7 +40,6 @@ log = logging.getLogger(__name__)
 
 _PREFIX = {Kind.COMPLETION: "cmpl-", Kind.CHAT: "chatcmpl-"}
 _SUBJECT = {Kind.COMPLETION: "prompt", Kind.CHAT: "messages"}
-_GONE = 499  # in logs and metrics: the client left before its answer (nginx's number)
 
 
 class GenerationEndpoint:
@@ -65,7 +65,7 @@ class GenerationEndpoint:
             entries += [Entry(request_id, parsed, wire.client, index) for index in range(parsed.num_texts)]
             await _unless_gone(self._answer(parsed, entries, wire, shown_key(Headers(scope=scope))), wire)
         except ClientGone:
-            facts |= {"status": _GONE, "reason": "the client left"}
+            facts |= {"status": GONE, "reason": "the client left"}
         except Exception as error:
             failure = _failure(error, _SUBJECT[self._kind], entries[0].parsed if entries else None)
             facts |= failure.facts()
@@ -80,7 +80,7 @@ class GenerationEndpoint:
             facts["warning"] = "; ".join(notes)
         facts["ms"] = round((time.perf_counter() - start_s) * 1e3, 1)
         log.info("answered", extra=facts)
-        self._daemon.metrics.requests.labels(scope["path"], str(facts["status"])).inc()
+        scope[STATUS] = facts["status"]
 
     async def _answer(self, parsed: ParsedRequest, entries: list[Entry], wire: Wire, key: str) -> None:
         daemon = self._daemon
@@ -154,8 +154,9 @@ class GenerationEndpoint:
             result,
             mode,
             entry.method,
-            prepared.num_prompt_tokens,
-            prepared.num_reused_tokens,
+            arrived_s=entry.start_s,
+            num_reused_tokens=prepared.num_reused_tokens,
+            num_read_tokens=prepared.num_read_tokens,
         )
 
 

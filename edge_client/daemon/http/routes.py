@@ -10,11 +10,13 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
-from outrider.edge_client.core.options import REQUESTABLE_MODES, ExecutionMode
+from outrider.edge_client.core.options import REQUESTABLE_MODES
 from outrider.edge_client.daemon.http.access import AccessMiddleware, refusal
 from outrider.edge_client.daemon.http.endpoint import GenerationEndpoint
+from outrider.edge_client.daemon.http.front import Front
 from outrider.edge_client.daemon.http.page import PAGE_HEADERS, page_html
 from outrider.edge_client.daemon.openai.errors import ApiError
 from outrider.edge_client.daemon.openai.parsed import Kind
@@ -27,19 +29,19 @@ _MAIN_ROUTES = ("/v1/completions", "/v1/chat/completions", "/v1/models")
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def make_app(daemon: Daemon) -> Starlette:
+def make_app(daemon: Daemon) -> ASGIApp:
     """Returns the daemon as an ASGI application."""
-    handlers = _Handlers(daemon)
+    routes = make_routes(daemon, _Handlers(daemon))
     app = Starlette(
-        routes=make_routes(daemon, handlers),
+        routes=routes,
         middleware=[Middleware(AccessMiddleware, daemon=daemon)],
         exception_handlers={HTTPException: _on_http_error, ApiError: _on_api_error},
     )
     app.router.redirect_slashes = False  # to a client that follows none, a redirected POST is an empty answer
-    return app
+    return Front(app, routes, daemon)
 
 
-def make_routes(daemon: Daemon, handlers: _Handlers) -> list[BaseRoute]:
+def make_routes(daemon: Daemon, handlers: _Handlers) -> list[Route]:
     """Returns all routes of the daemon."""
     return [
         Route("/", handlers.page),
@@ -69,17 +71,17 @@ class _Handlers:
         """Answers 200 where a request would be served now: the draft is loaded and the verifier answers; else
         503."""
         daemon = self._daemon
-        needs_verifier = daemon.config.mode is not ExecutionMode.EDGE_ONLY
         trouble = "stopping" if daemon.admission.is_stopping else ""
-        if needs_verifier and not trouble:
-            state = await daemon.watch.check(daemon.config)
-            trouble = "" if state.is_reachable else "verifier unreachable"
+        if not trouble:
+            state = await daemon.check_verifier()
+            trouble = "" if state is None or state.is_reachable else "verifier unreachable"
         body: dict[str, object] = {"ready": not trouble, "draft": daemon.edge.draft is not None}
         if trouble:
             body["trouble"] = trouble
         return JSONResponse(body, 503 if trouble else 200, {"Retry-After": "2"} if trouble else None)
 
     async def metrics(self, request: Request) -> Response:
+        await self._daemon.check_verifier()  # which one of them tells of
         return Response(self._daemon.metrics.text(), media_type=_METRICS_TYPE)
 
     async def models(self, request: Request) -> Response:

@@ -21,6 +21,7 @@ from outrider.common.errors import OutriderError, UsageError
 from outrider.common.process.memory import give_back
 from outrider.common.process.sd_notify import Notifier
 from outrider.edge_client.daemon.admission import Admission
+from outrider.edge_client.daemon.http.front import OTHER
 from outrider.edge_client.daemon.http.routes import make_app
 from outrider.edge_client.daemon.http.wire import cut_off
 from outrider.edge_client.daemon.service import Daemon
@@ -32,7 +33,6 @@ SEND_BUFFER_BYTES = 32 * 1024
 HIGH_WATER_BYTES = 16 * 1024
 # The event loop and the generations share the interpreter; at Python's 5 ms the loop waits too long for it.
 SWITCH_INTERVAL_S = 0.0005
-MAX_CONNECTIONS = 512  # or twice what may run and wait; more get 503. A process may have 1,024 files open
 FREE_AFTER_IDLE_S = 2.0  # a request that follows the last one at once wants the same memory again
 _LAST_ANSWERS_S = 3.0  # after the grace: for sessions to close at the verifier
 
@@ -54,7 +54,7 @@ class Protocol(H11Protocol):
         """Bounds the write buffer and starts the wait for a request."""
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
-        self.app_state = {**self.app_state, "transport": transport}
+        self.app_state = {**self.app_state, "transport": transport, "connections": self.connections}
         self._expect_request()
 
     def handle_events(self) -> None:
@@ -63,6 +63,11 @@ class Protocol(H11Protocol):
         super().handle_events()
         if self.cycle is not before:  # a request has come
             self._expect_nothing()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answers what is no HTTP, and counts it."""
+        super().send_400_response(msg)
+        self._daemon.metrics.answered(OTHER, 400)
 
     def on_response_complete(self) -> None:
         """Starts the wait for the next request."""
@@ -207,5 +212,4 @@ def _uvicorn_config(daemon: Daemon) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         timeout_keep_alive=int(max(1, daemon.serve.read_timeout_s)),
-        limit_concurrency=max(MAX_CONNECTIONS, 2 * (daemon.serve.max_requests + daemon.serve.max_queue)),
     )

@@ -119,6 +119,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_generation_ends(
             pass
     assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert "not read" in raised.value.details()
+    assert server._entrance.ended_calls.num_ended["unread"] == 1
     again = Stream(outrider_pb2_grpc.VerifierStub(channel), metadata_of(1))
     assert again.ask(open=opening(session_id=bytes([1]) * 16)).open.opened.position == 4, "the session stayed"
 

@@ -31,6 +31,7 @@ from support.secrets import secrets_of
 from tokenizers import Tokenizer
 
 from outrider.cloud_verifier.config import ServeConfig
+from outrider.cloud_verifier.engine import finish
 from outrider.cloud_verifier.engine.observe import EngineObserver, Histogram
 from outrider.cloud_verifier.server.server import VerifierServer, check_addresses
 from outrider.common.errors import UsageError
@@ -154,10 +155,16 @@ def test_a_scrape_counts_what_a_session_did_exactly() -> None:
     assert samples["sessions"] == 1 and samples["streams"] == 0 and samples["draining"] == 0
     assert samples["rounds_total{kind=open}"] == samples["round_seconds_count{kind=open}"] == 1
     assert samples["rounds_total{kind=verify}"] == 1, "the replay computed nothing"
-    assert samples["rounds_total{kind=generate}"] == 4
+    assert samples["rounds_total{kind=generate}"] == samples["round_seconds_count{kind=generate}"] == 4
+    assert samples["queue_seconds_count"] == 1 + 1 + 1, "a generation waits once, before its first step"
     of_method = "{exact=yes,method=coupled}"
     assert samples[f"draft_tokens_total{of_method}"] == 3
     assert samples[f"accepted_tokens_sum{of_method}"] == accepted >= 1
+    judged = {
+        result: samples[f"judged_tokens_total{{exact=yes,method=coupled,result={result}}}"]
+        for result in ("accepted", "rejected")
+    }
+    assert judged == {"accepted": accepted, "rejected": accepted < 3}
     assert samples[f"new_tokens_total{of_method}"] == 1 + accepted + 1 + 4
     assert samples["new_tokens_total{exact=no,method=typical}"] == 0
     assert samples["batch_size_count"] == samples["forward_seconds_count"] == backend.num_forwards
@@ -244,6 +251,47 @@ def test_evictions_refusals_and_expiries_are_counted_and_logged_without_flooding
         assert scrape(server)["expired_sessions_total"] >= 1
     lines = [record for record in caplog.records if record.getMessage() == "refused a request: no room"]
     assert len(lines) == 1 and lines[0].session == "00000000"  # type: ignore[attr-defined]
+
+
+def test_rounds_that_fail_after_their_forward_are_internal_errors_with_few_traces(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    judge = finish._judge
+
+    def judge_or_fail(work: Any, rows: Any) -> Any:
+        if isinstance(work.request, VerifyRequest):
+            raise RuntimeError("a planted fault")
+        return judge(work, rows)
+
+    monkeypatch.setattr(finish, "_judge", judge_or_fail)
+    with serving(FakeBackend()) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        caller = Caller(channel)
+        for number in range(8):
+            opened = caller.open(number, [5, 6, 7]).opened
+            answer = caller.verify(number, opened, 1, [1, 2])
+            assert answer.error.code == pb.ROUND_ERROR_CODE_INTERNAL
+        samples = scrape(server)
+    assert samples["errors_total{code=internal}"] == 8 and samples["failed_steps_total"] == 0
+    lines = [
+        each for each in caplog.records if each.getMessage() == "a VerifyRequest failed, and its session ends"
+    ]
+    assert 1 <= len(lines) <= 3, "one a second"
+    assert lines[0].exc_info is not None and lines[0].session == f"{0:08x}"  # type: ignore[attr-defined]
+
+
+def test_steps_that_fail_leave_few_traces(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(FakeBackend):
+        def forward(self, items: Any) -> Any:
+            raise RuntimeError("a planted fault")
+
+    with serving(Failing()) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}") as channel:
+        for number in range(8):
+            answer = Caller(channel).open(number, [5, 6, 7])
+            assert answer.error.code == pb.ROUND_ERROR_CODE_INTERNAL
+        samples = scrape(server)
+    assert samples["errors_total{code=internal}"] == samples["failed_steps_total"] == 8
+    lines = [each for each in caplog.records if each.getMessage() == "a step of 1 sessions failed"]
+    assert 1 <= len(lines) <= 3 and lines[0].exc_info is not None
 
 
 def test_probes_follow_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +415,9 @@ def test_counting_a_round_costs_microseconds(caplog: pytest.LogCaptureFixture) -
                 Method.COUPLED,
                 num_draft_tokens=4,
                 num_accepted_tokens=3,
+                judged_tokens=(3, 1),
                 has_correction=True,
+                answered_ns=None,
                 metrics=metrics,
             )
             observer.on_step(4, 20, 4_567_890, 123_456)

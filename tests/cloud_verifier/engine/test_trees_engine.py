@@ -113,6 +113,34 @@ def test_a_round_sent_again_and_sent_with_other_parents() -> None:
     assert isinstance(error, RoundError) and (error.code, error.field) == (RoundErrorCode.INVALID, "round_id")
 
 
+@pytest.mark.parametrize(
+    ("ranks", "parents", "judged"),
+    [
+        ((0, 1, 1), (-1, -1, -1), (1, 0)),  # the likeliest path is right; two other beginnings are no misses
+        ((0, 0, 1, 1, 1), (-1, 0, 1, 1, 0), (2, 1)),
+        ((1, 0, 0), (-1, -1, 1), (0, 1)),  # another path is taken
+        ((0, 0, 1, 1, 1, 1), (), (2, 1)),  # a long chain: what follows the first miss was never judged
+        ((0, 0, 0), (), (3, 0)),
+    ],
+)
+def test_counted_as_judged_are_the_likeliest_path_and_no_more_than_its_first_miss(
+    ranks: tuple[int, ...], parents: tuple[int, ...], judged: tuple[int, int]
+) -> None:
+    """A rank of 0 is the target's own token at that depth, any other is a wrong one."""
+    harness = Harness()
+    expected = harness.reference(PROMPT, GREEDY, 8)
+    session_id, opened = harness.open(prompt=PROMPT)
+    depths = Tree(parents or tuple(range(-1, len(ranks) - 1))).depths
+    tokens = tuple(
+        (expected[1 + depth] + (number + 1 if rank else 0)) % 32
+        for number, (rank, depth) in enumerate(zip(ranks, depths, strict=True))
+    )
+    request = VerifyRequest(1, opened.position, opened.hash, draft_tokens=tokens, parents=parents)
+    assert isinstance(harness.ask(session_id, request), Verdict)
+    counts = harness.engine.observer.num_judged_tokens[Method.COUPLED]
+    assert (counts["accepted"], counts["rejected"]) == judged
+
+
 def test_a_stop_id_ends_the_path_that_is_taken() -> None:
     harness = Harness()
     expected = harness.reference(PROMPT, GREEDY, 4)

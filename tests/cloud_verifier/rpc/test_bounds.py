@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -21,6 +22,7 @@ from outrider.cloud_verifier.rpc.occupancy import MAX_REQUESTS
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
+from outrider.experiments.shared.verifier_metrics import read_metrics
 
 SERVICE = "/outrider.v1.Verifier"
 GARBAGE = b"\xff" * 100
@@ -156,9 +158,18 @@ def test_waiting_requests_are_bounded_by_tenant_and_another_is_let_in(
     assert eventually(lambda: not server.service.occupancy.waiting_ids), "what was answered is counted out"
 
 
+def counted(server: VerifierServer, name: str) -> dict[str, float]:
+    """The counts of one metric by reason, without those of 0."""
+    assert server.admin is not None
+    pattern = re.compile(name + r'_total\{reason="(\w+)"\}')
+    samples = read_metrics(server.admin.url).items()
+    return {found[1]: value for each, value in samples if (found := pattern.fullmatch(each)) and value}
+
+
 def test_calls_are_bounded_by_tenant_and_another_is_let_in(
-    server: VerifierServer, channel: grpc.Channel
+    server: VerifierServer, channel: grpc.Channel, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "outrider.cloud_verifier")
     streams = [open_stream(channel, name, "loud")[0] for name in range(4)]
     stub = outrider_pb2_grpc.VerifierStub(channel)
     for call in (
@@ -170,6 +181,9 @@ def test_calls_are_bounded_by_tenant_and_another_is_let_in(
     others = [open_stream(channel, name, "quiet")[0] for name in range(2)]
     code, details = status_of(lambda: stub.Session(iter(()), metadata=metadata_of(9, "third")))
     assert code is grpc.StatusCode.UNAVAILABLE and "--max-calls" in details
+    assert counted(server, "refusals") == {"tenant_calls": 2, "calls": 1}
+    lines = [each for each in caplog.records if each.getMessage().startswith("refused a call")]
+    assert [each.tenant for each in lines] == ["loud", "third"]  # type: ignore[attr-defined]
     for stream in (*streams, *others):
         stream.call.cancel()
     assert eventually(lambda: not server.service.occupancy.calls)
@@ -311,6 +325,37 @@ def test_idle_streams_end_silent_ones_sooner_and_busy_ones_stay(
     assert eventually(idle.call.done, 10.0) and idle.call.code() is grpc.StatusCode.UNAVAILABLE
     backend.gate.set()
     assert busy.hear().verify.verdict.position == 5
+    assert counted(server, "ended_calls") == {"idle": 2}
+
+
+def test_a_superseded_stream_is_counted_and_one_line_in_the_log(
+    server: VerifierServer, channel: grpc.Channel, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "outrider.cloud_verifier")
+    older, _ = open_stream(channel, 1, "a")
+    open_stream(channel, 1, "a")
+    assert eventually(older.call.done) and older.call.code() is grpc.StatusCode.ABORTED
+    assert counted(server, "ended_calls") == {"superseded": 1}
+    assert [each.getMessage() for each in caplog.records if "ended a call" in each.getMessage()] == [
+        "ended a call: a newer one carries its session"
+    ]
+
+
+def test_calls_that_fail_here_are_counted_with_few_traces(
+    server: VerifierServer,
+    channel: grpc.Channel,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(server.service, "_engine", None)
+    describe = outrider_pb2_grpc.VerifierStub(channel).Describe
+    for _ in range(5):
+        code, _ = status_of(lambda: describe(pb.DescribeRequest()))
+        assert code is grpc.StatusCode.INTERNAL
+    monkeypatch.undo()
+    assert counted(server, "ended_calls") == {"internal": 5}
+    lines = [each for each in caplog.records if each.getMessage() == "a call failed"]
+    assert 1 <= len(lines) <= 3 and lines[0].exc_info is not None
 
 
 class Later:

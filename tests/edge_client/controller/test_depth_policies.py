@@ -32,7 +32,7 @@ from outrider.edge_client.controller.depth.stepped import RatioDepth, WindowDept
 from outrider.edge_client.controller.round_costs import RoundCosts
 from outrider.edge_client.controller.settings import MAX_DEPTH
 from outrider.edge_client.core.options import ExecutionMode
-from outrider.edge_client.core.stats import RoundRecord, draft_length
+from outrider.edge_client.core.stats import RoundOutcome, RoundRecord, draft_length
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 from outrider.edge_client.drafting.copying.prompt_lookup import PromptLookupModel
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
@@ -63,7 +63,7 @@ def answered(
     )
 
 
-UNANSWERED = RoundRecord(0, 8, draft_ms=8.0, is_answered=False)
+UNANSWERED = RoundRecord(0, 8, draft_ms=8.0, outcome=RoundOutcome.TIMED_OUT)
 
 
 def depths(policy: DepthPolicy, rounds: list[RoundRecord]) -> list[int]:

@@ -272,7 +272,6 @@ def test_a_model_without_a_chat_template_refuses_chats_by_name(draft_without_tem
 
 
 def test_every_metric_is_in_the_documentation_and_no_other(daemon: DaemonProcess) -> None:
-    daemon.get("/ready")  # asks the verifier, of which one metric tells
     scraped = daemon.get("/metrics").decode()
     exposed = set(re.findall(r"^# TYPE outrider_edge_(\w+)", scraped, re.MULTILINE))
     section = DOCUMENT.read_text().partition("### Metrics")[2].partition("\n## ")[0]

@@ -126,6 +126,22 @@ def test_a_stream_that_loses_its_verifier_ends_with_an_error_and_nothing_unverif
     assert line["num_tokens"] == len(tokens)
 
 
+def test_a_scrape_asks_the_verifier_itself(behind: DaemonProcess, proxy: TcpProxy) -> None:
+    def told() -> list[str]:
+        text = behind.get("/metrics").decode()
+        return re.findall(r"^outrider_edge_verifier_reachable (\S+)$", text, re.MULTILINE)
+
+    assert wait_until(lambda: told() == ["1.0"])
+    kill(proxy)
+    assert wait_until(lambda: told() == ["0.0"]), "nobody asked for /ready"
+
+
+def test_a_daemon_that_needs_no_verifier_tells_of_none(draft: Path) -> None:
+    with running_daemon("127.0.0.1:1", "--draft", str(draft), "--mode", "edge-only") as daemon:
+        assert daemon.get("/v1/models")["data"][0]["outrider"]["verifier_reachable"] is False
+        assert b"verifier_reachable" not in daemon.get("/metrics")
+
+
 def test_the_openai_client_raises_for_a_stream_and_for_a_whole_text(
     its_client: openai.OpenAI, proxy: TcpProxy
 ) -> None:

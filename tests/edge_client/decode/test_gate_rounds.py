@@ -44,6 +44,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.controller.depth.stepped import RatioDepth
 from outrider.edge_client.core.options import OnTimeout
+from outrider.edge_client.core.stats import RoundOutcome
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.ui.terminal import summary
@@ -195,7 +196,7 @@ def test_a_share_of_a_block_may_be_hard_before_it_is_sent() -> None:
     session = gated(verifier, COMMIT, every(2, HARD_TOKEN), max_hard_ratio=0.5)
     list(session.generate())
     assert rounds(verifier) == [(NEW[1:11], ())], "only the last token is asked for"
-    kept = [r for r in session.result.stats.rounds if r.is_kept]
+    kept = [r for r in session.result.stats.rounds if r.outcome is RoundOutcome.KEPT]
     assert [r.hard_ratio for r in kept] == [0.5, 0.5, 0.5] and not any(r.escalated for r in kept)
 
 

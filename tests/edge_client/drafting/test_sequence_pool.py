@@ -49,6 +49,17 @@ def test_a_text_that_goes_on_finds_what_was_read(model: OnnxDraftModel) -> None:
     pool.close()
 
 
+def test_what_was_written_before_the_first_draft_is_no_part_of_the_prompt(model: OnnxDraftModel) -> None:
+    pool = SequencePool(model, 64 << 20)
+    use(pool, TEXT)
+    lease = pool.lease()
+    sequence = lease.sequence(GREEDY, num_prompt_tokens=40)
+    sequence.commit(TEXT)  # the target wrote 20 tokens alone
+    sequence.close()
+    assert lease.num_reused_tokens == 40
+    pool.close()
+
+
 def test_proposals_in_the_place_of_known_text_pass_a_lease_and_a_union(model: OnnxDraftModel) -> None:
     plain = model.sequence(GREEDY)
     plain.commit(TEXT[:50])

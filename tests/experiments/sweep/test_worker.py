@@ -10,7 +10,7 @@ from outrider.common.errors import LinkError
 from outrider.common.types import FinishReason, Origin
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.core.events import TokenEvent
-from outrider.edge_client.core.stats import RoundRecord, SessionStats
+from outrider.edge_client.core.stats import RoundOutcome, RoundRecord, SessionStats
 from outrider.edge_client.drafting.copying.suffix import SuffixModel
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.experiments.sweep.observing import Errand, observe
@@ -57,14 +57,18 @@ class FailingSession:
         )
 
     def generate(self) -> Iterator[TokenEvent]:
-        records = [RoundRecord(1, 1, 1), RoundRecord(2, 1, is_answered=False), RoundRecord(3, 1, 1)]
+        records = [
+            RoundRecord(1, 1, 1),
+            RoundRecord(2, 1, outcome=RoundOutcome.DISCARDED),
+            RoundRecord(3, 1, 1),
+        ]
         for index, record in enumerate(records):
             self.stats.rounds.append(record)
             if record.is_answered:
                 time_ns = (index + 1) * 10**9
                 self.stats.token_times_ns.append(time_ns)
                 yield TokenEvent(len(self.stats.token_times_ns) - 1, 7, "", Origin.ACCEPTED, True, time_ns)
-        self.stats.rounds.append(RoundRecord(0, 1, is_answered=False))
+        self.stats.rounds.append(RoundRecord(0, 1, outcome=RoundOutcome.TIMED_OUT))
         raise LinkError("it is gone")
 
 
