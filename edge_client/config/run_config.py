@@ -154,7 +154,13 @@ class RunConfig:
     )
     preset: PresetConfig = section(PresetConfig, title="verification method")
     pipelining: PipeliningConfig = section(PipeliningConfig, title=_WORK)
-    max_new_tokens: int = option(256, "most tokens to generate", metavar="N", minimum=1, title=_END)
+    max_new_tokens: int | None = option(
+        256,
+        "most tokens to generate; none: up to an end of text or the full context",
+        metavar="N",
+        minimum=1,
+        title=_END,
+    )
     depth: DepthConfig = section(DepthConfig, title=_WORK)
     tree: TreeConfig = section(TreeConfig, "tree_", _WORK)
     gate: GateConfig = section(GateConfig, "gate_", "gate")
