@@ -32,6 +32,12 @@ class DaemonConfig:
     chat_template: str = option(
         "", "Jinja file to use instead of the tokenizer's own chat template", metavar="FILE"
     )
+    chat_template_kwargs: str = option(
+        "",
+        "values for the chat template's own variables, such as {\"enable_thinking\": false}; a request's "
+        "chat_template_kwargs go before them",
+        metavar="JSON",
+    )
     strict_requests: bool = option(
         False, "refuse requests with fields that nothing here knows, which are ignored otherwise"
     )

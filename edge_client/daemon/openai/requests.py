@@ -193,6 +193,7 @@ _COMPLETION: dict[str, _Reader] = {
 }
 _CHAT: dict[str, _Reader] = {
     "top_logprobs": _read_top_logprobs,
+    "chat_template_kwargs": _attribute("template_variables", fields.section),
 }
 
 

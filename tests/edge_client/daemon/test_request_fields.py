@@ -322,6 +322,8 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("chat", {"tools": [TOOL], "tool_choice": function("b")}, "tool_choice.function.name", "not among"),
         ("chat", {"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
         ("chat", {"tool_choice": "required"}, "tool_choice", "goes with tools"),
+        ("chat", {"chat_template_kwargs": []}, "chat_template_kwargs", "an object"),
+        ("completion", {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "/v1/chat/completions"),
         ("chat", {"functions": [{}]}, "functions", "tool_choice"),
         ("chat", {"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
         ("chat", {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "object"),
