@@ -49,7 +49,6 @@ class DaemonConfig:
     read_timeout_s: float = option(
         30.0,
         "time for a client to send a complete request, or its next one, before it is cut off",
-        flag="--read-timeout",
         metavar="S",
         minimum=0.1,
         maximum=3600,
@@ -57,12 +56,11 @@ class DaemonConfig:
     write_timeout_s: float = option(
         20.0,
         "time for a client to read anything before it is cut off",
-        flag="--write-timeout",
         metavar="S",
         minimum=0.1,
     )
     stop_grace_s: float = option(
-        30.0, "time for running requests to finish after SIGTERM", flag="--stop-grace", metavar="S", minimum=0
+        30.0, "time for running requests to finish after SIGTERM", metavar="S", minimum=0
     )
     draft_cache_mb: float = option(
         256.0,

@@ -1,7 +1,7 @@
 """Generating alone when a round was not answered in time: the policies of `--on-timeout`.
 
 A token that would end the sequence is never kept: only the target may end it. Where the draft proposes one,
-the edge keeps what comes before it and waits for the link, at most `--recover-timeout`. A sequence that ended
+the edge keeps what comes before it and waits for the link, at most `--recover-timeout-s`. A sequence that ended
 with tokens still to be judged (`--reverify`) waits as long for their verdict.
 """
 

@@ -216,6 +216,8 @@ def create_edge(
             if has_draft
             else "no tokenizer at {}: name a directory with the target's tokenizer.json with --draft DIR"
         )
+        if config.draft.directory.isdecimal():
+            hint += f"; for the draft length give --num-speculative-tokens {config.draft.directory}"
         raise UsageError(hint.format(directory))
     tokenizer = EdgeTokenizer(directory / "tokenizer.json")
     start_s = time.perf_counter()

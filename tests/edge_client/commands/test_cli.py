@@ -289,6 +289,7 @@ def test_a_method_that_is_not_offered_is_refused_with_those_that_are(
             "cannot connect to a verifier at 127.0.0.1:9: connection refused",
         ),
         (["--draft", "/no/such/dir"], 2, "no draft at /no/such/dir"),
+        (["--draft", "8"], 2, "for the draft length give --num-speculative-tokens 8"),
         (["--draft", "/no/such/dir", "--mode", "cloud-only"], 2, "no tokenizer at /no/such/dir"),
         (["--mode", "co-located"], 4, "serve with --draft DIR"),
         (["--draft-strategy", "telepathy"], 2, "telepathy"),
@@ -365,6 +366,28 @@ def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "abc", "def"])
     assert "def; text of several words goes in quotes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["run", "x", "--max-tokens", "5"], "--max-tokens; here it is --max-new-tokens"),
+        (["run", "x", "-n", "5"], "-n; here it is --max-new-tokens"),
+        (["run", "x", "--model=secret"], "--model; here it is --draft"),
+        (["run", "x", "--draft-max", "8"], "--draft-max; here it is --num-speculative-tokens"),
+        (["run", "x", "--recover-timeout", "8"], "--recover-timeout; here it is --recover-timeout-s"),
+        (["serve", "--port", "80"], "--port; here it is --listen"),
+        (["serve", "--served-model-name", "x"], "--served-model-name; here it is --model-name"),
+        (["serve", "--stop-grace", "1"], "--stop-grace; here it is --stop-grace-s"),
+        (["run", "x", "--max-num-seqs", "5"], "--max-num-seqs; edge-client run --help has"),
+    ],
+)
+def test_a_flag_of_another_server_is_refused_with_ours(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert f"unrecognized arguments: {hint}" in capsys.readouterr().err
 
 
 def test_an_unknown_verb_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -585,7 +608,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     assert process.returncode == 0, process.stderr
     assert process.stdout.splitlines()[-1] == "HEAVY []"
-    for flag in ("--num-speculative-tokens", "--on-timeout", "--logit-bias", "--recover-timeout", "--json"):
+    for flag in ("--num-speculative-tokens", "--on-timeout", "--logit-bias", "--recover-timeout-s", "--json"):
         assert flag in process.stdout
 
 
