@@ -30,6 +30,12 @@ def small() -> Iterator[openai.OpenAI]:
         yield client
 
 
+def test_the_model_names_its_target_and_its_context_as_vllm_does(small: openai.OpenAI) -> None:
+    (model,) = small.models.list().data
+    assert model.model_extra is not None and model.model_extra["max_model_len"] == CONTEXT
+    assert model.model_extra["root"] == model.model_extra["outrider"]["target"] == "target"
+
+
 @pytest.mark.parametrize("limit", [{}, {"max_tokens": -1}], ids=str)
 def test_a_chat_without_a_limit_goes_on_until_the_context_is_full(
     small: openai.OpenAI, limit: dict[str, Any]
