@@ -431,7 +431,7 @@ def test_an_empty_or_missing_prompt_is_refused(
     assert "not UTF-8, from its character 4 on" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert main(["run", *world.flags()]) == 2
-    assert "no prompt" in capsys.readouterr().err
+    assert "no prompt: " in (shown := capsys.readouterr().err) and "`edge-client chat` holds" in shown
 
 
 def test_a_prompt_longer_than_the_context_is_refused_and_the_verifier_goes_on(
@@ -591,6 +591,15 @@ def test_help_of_serve_has_its_own_defaults(capsys: pytest.CaptureFixture[str]) 
         of_flags = [shown.partition(f" {flag} ")[2] for flag in ("--on-timeout", "--log-level")]
         found = tuple(text.partition("(default: '")[2].partition("'")[0] for text in of_flags)
         assert found == defaults
+
+
+def test_help_explains_every_method_under_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    exact, _, approximate = shown.partition("verification method. Exact: ")[2].partition("Approximate: ")
+    for method in Method:
+        assert f"{method} (" in (exact if method.is_exact else approximate.partition("(default:")[0])
 
 
 def test_help_imports_nothing_heavy() -> None:
