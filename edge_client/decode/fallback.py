@@ -50,8 +50,11 @@ def _check_stall(state: GenerationState) -> None:
     """Raises `LinkError` when nothing could be kept and the verifier was silent for too long."""
     silent_for_s = state.remote.silent_for_s
     if silent_for_s > state.options.recover_timeout_s:
-        address = state.remote.address
-        raise LinkError(f"{address} is silent for {silent_for_s:.0f} s, and only it may end the text")
+        raise LinkError(
+            f"{state.remote.address} has not answered for {silent_for_s:.0f} s, and the draft has reached an end of "
+            "text that only the target may decide",
+            "raise --recover-timeout-s or restore the link",
+        )
 
 
 def continue_alone(state: GenerationState) -> Iterator[SessionEvent]:

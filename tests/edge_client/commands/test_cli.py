@@ -289,6 +289,11 @@ def test_a_method_that_is_not_offered_is_refused_with_those_that_are(
             "cannot connect to a verifier at 127.0.0.1:9: connection refused",
         ),
         (["--draft", "/no/such/dir"], 2, "no draft at /no/such/dir"),
+        (
+            ["--draft-source", "medusa"],
+            2,
+            "medusa names a draft source of the verifier: it has an effect with",
+        ),
         (["--draft", "8"], 2, "for the draft length give --num-speculative-tokens 8"),
         (["--draft", "/no/such/dir", "--mode", "cloud-only"], 2, "no tokenizer at /no/such/dir"),
         (["--mode", "co-located"], 4, "serve with --draft DIR"),
