@@ -52,7 +52,7 @@ def _check_stall(state: GenerationState) -> None:
     if silent_for_s > state.options.recover_timeout_s:
         raise LinkError(
             f"{state.remote.address} has not answered for {silent_for_s:.0f} s, and the draft has reached an end of "
-            "text that only the target may decide",
+            "text that only the target may decide, or the end of its own context",
             "raise --recover-timeout-s or restore the link",
         )
 

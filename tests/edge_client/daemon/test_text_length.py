@@ -36,12 +36,14 @@ def test_the_model_names_its_target_and_its_context_as_vllm_does(small: openai.O
     assert model.model_extra["root"] == model.model_extra["outrider"]["target"] == "target"
 
 
+@pytest.mark.parametrize("mode", ["auto", "speculative", "cloud-only"])
 @pytest.mark.parametrize("limit", [{}, {"max_tokens": -1}], ids=str)
 def test_a_chat_without_a_limit_goes_on_until_the_context_is_full(
-    small: openai.OpenAI, limit: dict[str, Any]
+    small: openai.OpenAI, limit: dict[str, Any], mode: str
 ) -> None:
+    body = ENDLESS | {"outrider": {"mode": mode}}
     answer = small.chat.completions.create(
-        model="outrider", messages=[USER], seed=1, extra_body=ENDLESS, **limit
+        model="outrider", messages=[USER], seed=1, extra_body=body, **limit
     )
     assert answer.usage is not None and answer.usage.total_tokens == CONTEXT
     assert answer.usage.completion_tokens > 256

@@ -20,6 +20,7 @@ from support.edge.edge_fakes import (
 
 from outrider.common.errors import IncompatibleError, LinkError, RoundFailedError, RoundTimeoutError
 from outrider.common.types import (
+    UNLIMITED_TOKENS,
     CloseRequest,
     FinishReason,
     GenerateRequest,
@@ -33,6 +34,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
+from outrider.edge_client.decode import generation_state
 
 NEW = TARGET[2:]
 WRONG_AT_6 = [*TARGET[:6], 99, *TARGET[7:]]
@@ -135,6 +137,19 @@ def test_edge_only_starts_without_any_contact_and_opens_later() -> None:
     opening = verifier.of(OpenRequest)[0]
     assert opening.num_prompt_tokens == len(PROMPT) < len(opening.token_ids)
     assert session.result.token_ids == NEW[:40] and session.result.is_verified[-1]
+
+
+def test_a_text_without_a_limit_ends_where_no_target_ever_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation_state, "_MAX_UNKNOWN_CONTEXT_TOKENS", 30)
+    session = make_session(
+        FakeVerifier(is_down=lambda: True),
+        FakeDraft(),
+        on_timeout=OnTimeout.EDGE_ONLY,
+        max_new_tokens=UNLIMITED_TOKENS,
+    )
+    list(session.generate())
+    assert session.result.finish_reason is FinishReason.CONTEXT
+    assert len(PROMPT) + len(session.result.token_ids) == 30
 
 
 @pytest.mark.parametrize("is_reverified", [False, True])
