@@ -163,7 +163,7 @@ def write(
     engine = Engine(
         backend,
         make_model_info(backend, config),
-        prefill_chunk_tokens=config.prefill_chunk,
+        prefill_chunk_tokens=config.prefill_chunk(backend.device),
         queue_limits=NO_LIMITS,
     )
     waiting, running = list(texts), list[Text]()

@@ -15,7 +15,14 @@ from outrider.edge_client.library.result import Result
 from outrider.experiments.links.base import create_realisation
 from outrider.experiments.links.profile import LinkProfile
 
-PLAIN = ("serve", *QUIET, "--num-threads", "1")  # of a fork, which may not wait for threads that it lacks
+PLAIN = (
+    "serve",
+    *QUIET,
+    "--device",
+    "cpu",
+    "--num-threads",
+    "1",
+)  # of a fork, which may not wait for threads that it lacks
 SLOWED = (*PLAIN, "--min-forward-ms", "5")  # a text lasts long enough to be met by its fault
 MOST_TOKENS_BEFORE = 12  # a fault comes after so many at most
 RTT_MS = 4  # of the link that is reset

@@ -21,7 +21,7 @@ EMBEDDED_DRAFT = EMBEDDED_TARGET.parent / "draft"
 MAX_COUNT, MAX_TIME_S = 1_000_000_000, 4_000_000.0
 MAX_THREADS = 1024  # of torch or onnxruntime, which fail by their own errors far beyond
 
-_DEVICE = re.compile(r"cpu|cuda(:\d+)?", re.ASCII)
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?", re.ASCII)
 
 
 def parse_kv_memory(text: str) -> int | None:
@@ -35,9 +35,11 @@ def parse_kv_memory(text: str) -> int | None:
 
 
 def check_device_name(device: str) -> None:
-    """Raises `ConfigError` for a device that is not named as torch names it."""
+    """Raises `ConfigError` for a device that is neither auto nor named as torch names it."""
     if not _DEVICE.fullmatch(device):
-        raise ConfigError(f"--device {device}: not a device; write cpu, cuda or cuda:N, N counted from 0")
+        raise ConfigError(
+            f"--device {device}: not a device; write cpu, cuda or cuda:N, N counted from 0, or auto"
+        )
 
 
 def parse_methods(text: str) -> tuple[Method, ...]:
@@ -140,7 +142,9 @@ class ServeConfig:
     )
     reflection: bool = option(False, "answer gRPC reflection, for tools such as grpcurl")
     device: str = option(
-        "cpu", "where the target runs: cpu, cuda or cuda:N; cuda is the first of them", metavar="DEVICE"
+        "auto",
+        "where the target runs: auto is the first CUDA device, else the CPU; cpu, cuda or cuda:N",
+        metavar="DEVICE",
     )
     dtype: str = option(
         "auto",
@@ -291,10 +295,10 @@ class ServeConfig:
             self.max_calls, self.tenant_max_calls, self.tenant_max_waiting_ids, self.session_idle_ttl_s
         )
 
-    @property
-    def prefill_chunk(self) -> int:
-        """Returns the size of a prompt's chunk, whose time a prompt adds to rounds of others, at worst twice."""
-        return self.prefill_chunk_tokens or (32 if self.device == "cpu" else 256)
+    def prefill_chunk(self, device: str) -> int:
+        """Returns the size of a prompt's chunk, whose time a prompt adds to rounds of others, at worst twice. `device`
+        is where the target runs."""
+        return self.prefill_chunk_tokens or (256 if device.startswith("cuda") else 32)
 
     @property
     def draft_dir(self) -> Path | None:

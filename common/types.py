@@ -144,11 +144,14 @@ class SamplingParams:
     grammar: Grammar | None = None
 
 
+UNLIMITED_TOKENS = 2**31 - 1  # more than any context takes; fits the wire's uint32
+
+
 @dataclass(frozen=True, slots=True)
 class StopParams:
     """Holds the conditions that end a sequence. Stop strings are never sent: the edge detokenises."""
 
-    max_new_tokens: int = 256
+    max_new_tokens: int = 256  # UNLIMITED_TOKENS: the context alone bounds it
     stop_token_ids: TokenIds = ()
     stop_strings: tuple[str, ...] = ()
     ignore_eos: bool = False

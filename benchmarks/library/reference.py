@@ -136,7 +136,7 @@ def _memory(decoder: SpeculativeDecoder, num_tokens: int) -> dict[str, int]:
     """Returns the bytes of draft and target: weights (of the draft in its file), and KV of a text of `num_tokens`."""
     running = decoder._running
     assert running is not None and running.verifier is not None, "the target is in this process"
-    use = running.verifier.engine.told_memory
+    use = running.verifier.engine.reported_memory
     return {
         "draft_weights": sum(path.stat().st_size for path in (EMBEDDED / "draft").glob("draft.onnx*")),
         "draft_kv": _draft_kv_bytes(num_tokens),

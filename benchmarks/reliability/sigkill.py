@@ -18,7 +18,7 @@ def run(settings: Settings) -> Iterator[Found]:
     """Yields what was found so far, every few kills."""
     num_kills = settings.pick(500, 24, 1)
     with (
-        mortal_verifier("serve", *QUIET, "--min-forward-ms", "10") as verifier,
+        mortal_verifier("serve", *QUIET, "--device", "cpu", "--min-forward-ms", "10") as verifier,
         faulty_texts(verifier.address, settings.pick(12, 4, 1)) as texts,
     ):
         decoder = texts.decoder(verifier.address)

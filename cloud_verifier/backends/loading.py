@@ -55,15 +55,15 @@ def load_target(
 ) -> TransformersBackend:
     """Loads a decoder from a local directory (config.json, tokenizer.json, *.safetensors).
 
-    `device` is "cpu", "cuda" or "cuda:N"; `dtype` "float32", "bfloat16" or "auto" (float32 on a CPU, bfloat16
-    on CUDA and where weights are quantised); `quantize` "" or "nf4" (a directory whose weights are quantised needs
-    none); `kv_dtype` that of keys and values: "auto", which is `dtype`, or "fp8" (`kernels.fp8`); `kv_bytes` the size
-    of the KV pool for all sequences, or `kv_tokens` the same in tokens (of neither: 512 MiB on a CPU, on CUDA what is
-    free beside the weights, a step of `step_tokens` and the `heads_bytes` of what is loaded later); `block_size` the
-    tokens of a block; `num_threads` torch's CPU threads (0 leaves torch's own choice; a setting of the whole process);
-    `decoder` is "lean" or "cuda", our own for a CPU and for CUDA, for the models that they compute, or
-    "transformers", which is used for all others too; "auto" is that of the device; `exact_rows` "auto", "on" or
-    "off" (see `exact_rows.use_exact_rows`); `on_progress` is called as weights are read.
+    `device` is "cpu", "cuda", "cuda:N" or "auto" (see `resolve_device`); `dtype` "float32", "bfloat16" or "auto"
+    (float32 on a CPU, bfloat16 on CUDA and where weights are quantised); `quantize` "" or "nf4" (a directory whose
+    weights are quantised needs none); `kv_dtype` that of keys and values: "auto", which is `dtype`, or "fp8"
+    (`kernels.fp8`); `kv_bytes` the size of the KV pool for all sequences, or `kv_tokens` the same in tokens (of
+    neither: 512 MiB on a CPU, on CUDA what is free beside the weights, a step of `step_tokens` and the `heads_bytes` of
+    what is loaded later); `block_size` the tokens of a block; `num_threads` torch's CPU threads (0 leaves torch's own
+    choice; a setting of the whole process); `decoder` is "lean" or "cuda", our own for a CPU and for CUDA, for the
+    models that they compute, or "transformers", which is used for all others too; "auto" is that of the device;
+    `exact_rows` "auto", "on" or "off" (see `exact_rows.use_exact_rows`); `on_progress` is called as weights are read.
     Raises `ModelError` for a directory that is incomplete, unsafe (pickled weights, remote code), quantised in a way
     that is not served or of an architecture that the packed forward does not compute, where the device has too little
     memory, and where `exact_rows` is "on" and rows differ; `MissingExtraError` for quantised weights without the extra.
@@ -71,7 +71,7 @@ def load_target(
     directory = Path(path)
     config_json = check_model_files(directory)
     quantisation = find_quantisation(config_json, quantize, directory.name)
-    _check_device(device)
+    device = resolve_device(device)
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") or quantisation else "float32"
     if dtype not in DTYPES:
@@ -181,18 +181,23 @@ def _own_config(directory: Path, config_json: dict[str, Any]) -> DecoderConfig |
         raise ModelError(f"{directory / 'config.json'} is not a usable configuration: {error}") from error
 
 
-def _check_device(device: str) -> None:
+def resolve_device(device: str) -> str:
+    """Returns "cpu", "cuda" or "cuda:N"; "auto" is the first CUDA device, else the CPU. Raises `ModelError` for a
+    device that this machine does not have."""
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu":
-        return
+        return device
     kind, _, index = device.partition(":")
     if kind != "cuda" or (index and not index.isdecimal()):
-        raise ModelError(f"device {device!r} is not cpu, cuda or cuda:N")
+        raise ModelError(f"device {device!r} is not cpu, cuda or cuda:N, or auto")
     if not torch.cuda.is_available():
         raise ModelError(f"device {device!r} was asked for (--device), and torch finds no CUDA device")
     if index and int(index) >= torch.cuda.device_count():
         raise ModelError(
             f"device {device!r} does not exist: {torch.cuda.device_count()} CUDA device(s), from cuda:0 on"
         )
+    return device
 
 
 def _facts(

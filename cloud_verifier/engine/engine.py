@@ -36,14 +36,16 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.0002  # between looks whether a batch in flight is computed
 LAUNCH_SHARE = 0.2  # of the newest launch in the mean time of one
-TOLD_MEMORY_S = 1.0  # between two looks at memory for clients: an edge that streams asks every second
+MEMORY_REPORT_INTERVAL_S = (
+    1.0  # between two looks at memory for clients: an edge that streams asks every second
+)
 ADMISSION_S = 0.002  # a step admits for so long; jobs that are left wait for the next one
 KV_RETRY_MS, SMALL_POOL_RETRY_MS = 50, 1000
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What one forward feeds. `works[i]` is what `plan.shares[i]` is for."""
+    """Holds the work of one forward. `plan.shares[i]` is the share of `works[i]`."""
 
     plan: Plan
     works: list[Work]
@@ -111,8 +113,8 @@ class Engine:
         self._finisher = RoundFinisher(self.sessions, model, self.backlog, self.observer, clock, make_rows)
         self._min_forward_s = min_forward_s
         self._hides_batch_size = hides_batch_size
-        self._told_memory: MemoryUse | None = None
-        self._told_until_s = 0.0
+        self._reported_memory: MemoryUse | None = None
+        self._memory_reported_until_s = 0.0
         self._inbox = FairQueue()
         self._unobserved: _Batch | None = None  # the last step's
         self._in_flight: _Batch | None = None
@@ -157,13 +159,14 @@ class Engine:
         self.admission.is_draining = value
 
     @property
-    def told_memory(self) -> MemoryUse:
-        """Returns what clients are told of memory: where batch sizes are hidden no peaks, which tell of others too."""
-        if self._told_memory is None or self.clock.now() >= self._told_until_s:
+    def reported_memory(self) -> MemoryUse:
+        """Returns the use of memory that is reported to clients: without peaks where batch sizes are hidden, since they
+        depend on other tenants too."""
+        if self._reported_memory is None or self.clock.now() >= self._memory_reported_until_s:
             use = memory_use(self.backend)
-            self._told_memory = replace(use, peak=0, peak_reserved=0) if self._hides_batch_size else use
-            self._told_until_s = self.clock.now() + TOLD_MEMORY_S
-        return self._told_memory
+            self._reported_memory = replace(use, peak=0, peak_reserved=0) if self._hides_batch_size else use
+            self._memory_reported_until_s = self.clock.now() + MEMORY_REPORT_INTERVAL_S
+        return self._reported_memory
 
     @property
     def num_jobs(self) -> int:

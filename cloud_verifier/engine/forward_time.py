@@ -1,4 +1,4 @@
-"""What a forward takes, by its tokens and by how many others each of them attends to."""
+"""Estimates a forward's time from its tokens and the positions they attend to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a step waits a moment for rounds that are expected back soon, so that sessions share one step. Pure.
+"""Decides how long a step waits for sessions that will soon send a round, so that they share one step. Pure.
 
 Sessions that are answered together come back together, a draft and a round trip later. Where others were waiting
 meanwhile, the next step begins without them, and from then on two halves of the sessions take turns: a cycle of

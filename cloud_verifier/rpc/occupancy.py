@@ -1,4 +1,4 @@
-"""What each tenant has open at a verifier: its calls, and the ids of its requests that are not answered."""
+"""Counts each tenant's open calls and the ids of its unanswered requests."""
 
 from __future__ import annotations
 

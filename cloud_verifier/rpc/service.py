@@ -217,7 +217,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         """Returns what is served: model, limits, methods."""
         # For `edge-client doctor`: certificates and tokens expire by clocks that should agree.
         context.set_trailing_metadata((("x-outrider-time-ms", str(time.time_ns() // 1_000_000)),))
-        return codec.encode_model_info(replace(self._engine.model, memory=self._engine.told_memory))
+        return codec.encode_model_info(replace(self._engine.model, memory=self._engine.reported_memory))
 
     async def Open(self, request: pb.OpenRequest, context: Any, call: OpenCall) -> pb.OpenResponse:
         """Opens a session or replaces its sequence."""

@@ -81,7 +81,7 @@ def create_engine(
         drafter=drafter,
         grammars=grammars,
         max_step_tokens=config.max_step_tokens,
-        prefill_chunk_tokens=config.prefill_chunk,
+        prefill_chunk_tokens=config.prefill_chunk(backend.device),
         queue_limits=config.queue_limits,
         tenant_max_sessions=config.tenant_max_sessions,
         min_forward_s=config.min_forward_ms / 1000.0,

@@ -1,14 +1,44 @@
-"""Defines an ArgumentParser that suggests the nearest verb or flag for an unknown one."""
+"""Defines an ArgumentParser that suggests a verb or flag for an unknown one: the one that does what a flag of another
+server does there, else the nearest by its spelling."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, NoReturn
 
 from outrider.common.config.loader import did_you_mean
 from outrider.common.errors import UsageError
+
+# Flags of vLLM, llama-server and ollama, and our own former ones, with the flags that do the same here: the first that
+# the command has is suggested.
+_FLAGS_HERE: dict[str, tuple[str, ...]] = {
+    "--model": ("--target", "--draft"),
+    "-m": ("--target", "--draft"),
+    "--max-model-len": ("--session-max-tokens",),
+    "--ctx-size": ("--session-max-tokens",),
+    "-c": ("--session-max-tokens",),
+    "--max-num-seqs": ("--max-sessions", "--max-requests"),
+    "--parallel": ("--max-sessions", "--max-requests"),
+    "--max-num-batched-tokens": ("--max-step-tokens",),
+    "--gpu-memory-utilization": ("--kv-memory",),
+    "--host": ("--listen",),
+    "--port": ("--listen",),
+    "--threads": ("--num-threads", "--draft-threads"),
+    "--max-tokens": ("--max-new-tokens",),
+    "--n-predict": ("--max-new-tokens",),
+    "-n": ("--max-new-tokens",),
+    "--draft-max": ("--num-speculative-tokens",),
+    "--model-draft": ("--draft",),
+    "--served-model-name": ("--model-name",),
+    "--alias": ("--model-name",),
+    "--api-key": ("--api-key-file", "--tokens"),
+    "--recover-timeout": ("--recover-timeout-s",),
+    "--read-timeout": ("--read-timeout-s",),
+    "--write-timeout": ("--write-timeout-s",),
+    "--stop-grace": ("--stop-grace-s",),
+}
 
 
 class VerbParser(argparse.ArgumentParser):
@@ -30,7 +60,8 @@ class VerbParser(argparse.ArgumentParser):
             shown, hint = " ".join(unknown), "; text of several words goes in quotes"
             if unknown[0].startswith("-"):
                 shown = unknown[0].partition("=")[0]  # what follows may be a secret
-                nearest = did_you_mean(shown, self._option_string_actions, likeness=0.75)
+                flags = self._option_string_actions
+                nearest = _flag_here(shown, flags) or did_you_mean(shown, flags, likeness=0.75)
                 hint = nearest or f"; {self.prog} --help has those there are"
             self.error(f"unrecognized arguments: {shown}{hint}")
         return parsed, unknown
@@ -50,3 +81,10 @@ class VerbParser(argparse.ArgumentParser):
             super().error(message)
         except SystemExit as stop:
             raise stop from UsageError(message)
+
+
+def _flag_here(name: str, flags: Container[str]) -> str:
+    """Returns the end of a message: the flag of this command that does what another server's `name` does; empty where
+    there is none."""
+    found = next((each for each in _FLAGS_HERE.get(name, ()) if each in flags), None)
+    return f"; here it is {found}" if found else ""

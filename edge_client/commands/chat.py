@@ -74,7 +74,9 @@ def main(namespace: argparse.Namespace) -> int:
 
 def _load_template(config: RunConfig) -> ChatTemplate | None:
     try:
-        return load_chat_template(draft_dir(config), config.serve.chat_template)
+        return load_chat_template(
+            draft_dir(config), config.serve.chat_template, config.serve.chat_template_kwargs
+        )
     except ModuleNotFoundError:
         print("edge-client: chat templates need jinja2: pip install 'outrider[daemon]'", file=sys.stderr)
         return None

@@ -68,7 +68,8 @@ def make_parser(arguments: Sequence[str] = (), *, is_whole: bool = False) -> arg
     )
     parser.add_argument("--version", action="version", version=f"edge-client {own_version()}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    _add_run(verbs.add_parser("run", help="continue a prompt", epilog=f"{COLOUR_NOTE} {CONFIG_NOTE}"))
+    summary = "continue a text as it is, without a chat template (`chat` applies it)"
+    _add_run(verbs.add_parser("run", help=summary, epilog=f"{COLOUR_NOTE} {CONFIG_NOTE}"))
     _add_draft(verbs.add_parser("draft", help="prepare drafts"))
     show = verbs.add_parser("config", help="show the configuration: config show [--origin]")
     show.add_argument("action", choices=("show",))

@@ -127,7 +127,10 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
         elif prompt == "-" or (prompt is None and not sys.stdin.isatty()):
             text = sys.stdin.read()
         elif prompt is None:
-            raise UsageError("no prompt: give it as an argument, with --prompt-file F, or on standard input")
+            raise UsageError(
+                "no prompt: give it as an argument, with --prompt-file F, or on standard input; "
+                "`edge-client chat` holds a conversation"
+            )
         else:
             text = prompt
     except OSError as error:

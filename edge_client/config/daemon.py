@@ -32,6 +32,12 @@ class DaemonConfig:
     chat_template: str = option(
         "", "Jinja file to use instead of the tokenizer's own chat template", metavar="FILE"
     )
+    chat_template_kwargs: str = option(
+        "",
+        "values for the chat template's own variables, such as {\"enable_thinking\": false}; a request's "
+        "chat_template_kwargs go before them",
+        metavar="JSON",
+    )
     strict_requests: bool = option(
         False, "refuse requests with fields that nothing here knows, which are ignored otherwise"
     )
@@ -43,7 +49,6 @@ class DaemonConfig:
     read_timeout_s: float = option(
         30.0,
         "time for a client to send a complete request, or its next one, before it is cut off",
-        flag="--read-timeout",
         metavar="S",
         minimum=0.1,
         maximum=3600,
@@ -51,12 +56,11 @@ class DaemonConfig:
     write_timeout_s: float = option(
         20.0,
         "time for a client to read anything before it is cut off",
-        flag="--write-timeout",
         metavar="S",
         minimum=0.1,
     )
     stop_grace_s: float = option(
-        30.0, "time for running requests to finish after SIGTERM", flag="--stop-grace", metavar="S", minimum=0
+        30.0, "time for running requests to finish after SIGTERM", metavar="S", minimum=0
     )
     draft_cache_mb: float = option(
         256.0,

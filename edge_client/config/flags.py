@@ -31,7 +31,7 @@ _OFTEN = (
     "on_timeout",
 )
 
-_OF_SERVE = {"on_timeout": OnTimeout.WAIT, "log_level": "info"}  # its defaults
+_OF_SERVE = {"on_timeout": OnTimeout.WAIT, "log_level": "info", "max_new_tokens": None}  # its defaults
 
 COLOUR_NOTE = (
     "On a terminal, accepted drafts are green, the target's corrections yellow, unverified tokens red and "

@@ -59,7 +59,6 @@ class OutageConfig:
     recover_timeout_s: float = option(
         60.0,
         "seconds to wait for a lost link or session before giving up",
-        flag="--recover-timeout",
         metavar="S",
         minimum=0.1,
         maximum=604_800.0,

@@ -34,7 +34,8 @@ def check_method(config: RunConfig) -> None:
         raise UsageError("--support-size has no effect in mode co-located: the verifier drafts")
     if draft_source(config) and config.mode is not ExecutionMode.CO_LOCATED:
         raise UsageError(
-            f"--draft-source {config.draft_source} goes with --mode co-located: in mode {config.mode} it drafts nothing"
+            f"--draft-source {config.draft_source} names a draft source of the verifier: it has an effect with --mode "
+            "co-located only"
         )
     if config.mode is ExecutionMode.EDGE_ONLY and (strategy := config.draft.strategy) in WITHOUT_MODEL:
         raise UsageError(

@@ -24,10 +24,6 @@ from outrider.edge_client.gate.gate import GateUse
 from outrider.models import EMBEDDED
 
 
-def _names(is_exact: bool) -> str:
-    return ", ".join(method for method in Method if method.is_exact is is_exact)
-
-
 @dataclass(frozen=True, slots=True)
 class SamplingConfig:
     """Configures sampling, the seed apart."""
@@ -68,8 +64,12 @@ class VerificationConfig:
 
     method: Method = option(
         Method.COUPLED,
-        f"verification method. Exact, so that the text has the target's distribution: "
-        f"{_names(is_exact=True)}. Approximate: {_names(is_exact=False)}",
+        "verification method. Exact: coupled (default: both sides sample with the same noise), sparse (speculative "
+        "sampling: rejection with the residual, the draft's distribution sent for --support-size ids), block (block "
+        "verification; sends the same), candidates (speculative sampling; the edge chooses the correction). "
+        "Approximate: shortcut (corrects from the target's distribution), scalar_residual (the same without the "
+        "rejected token), threshold (accepts by the target's probability or its ratio to the draft's), typical "
+        "(Medusa's typical acceptance)",
     )
     support_size: int | None = option(
         None,
@@ -154,7 +154,13 @@ class RunConfig:
     )
     preset: PresetConfig = section(PresetConfig, title="verification method")
     pipelining: PipeliningConfig = section(PipeliningConfig, title=_WORK)
-    max_new_tokens: int = option(256, "most tokens to generate", metavar="N", minimum=1, title=_END)
+    max_new_tokens: int | None = option(
+        256,
+        "most tokens to generate; none: up to an end of text or the full context",
+        metavar="N",
+        minimum=1,
+        title=_END,
+    )
     depth: DepthConfig = section(DepthConfig, title=_WORK)
     tree: TreeConfig = section(TreeConfig, "tree_", _WORK)
     gate: GateConfig = section(GateConfig, "gate_", "gate")

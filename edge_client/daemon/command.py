@@ -26,7 +26,7 @@ OpenAI's, or of what llama-server, ollama and vLLM have under /v1, can use it; G
   GET  /health, /ready, /metrics                 for a supervisor and for Prometheus"""
 _EPILOG = """\
 signals:
-  SIGTERM, SIGINT  stop: take nothing new, let running requests finish (--stop-grace); a second one hurries
+  SIGTERM, SIGINT  stop: take nothing new, let running requests finish (--stop-grace-s); a second one hurries
   SIGHUP           read the configuration again: file, environment and the flags of this call. The draft and
                    its cache, the address, --insecure, --min-draft-ms, --otlp-endpoint and the log's form need
                    a restart; everything else changes for new requests

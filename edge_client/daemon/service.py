@@ -183,7 +183,12 @@ class Daemon:
         ):
             raise unsupported("messages", f"calls of tools: {_NO_TOOLS.format(self.template.origin)}")
         tools = [tool.definition for tool in parsed.tool_use.tools] if parsed.tool_use else None
-        return [tuple(encode(self.template.render(parsed.messages, tools), is_complete=True))]
+        for name in self.template.reserved_names & parsed.template_variables.keys():
+            raise invalid(
+                f"chat_template_kwargs.{name}", "is set by the request's other fields or by the model"
+            )
+        text = self.template.render(parsed.messages, tools, parsed.template_variables)
+        return [tuple(encode(text, is_complete=True))]
 
     def _echo(self, prompt: str | TokenIds) -> str:
         return prompt if isinstance(prompt, str) else self.edge.tokenizer.decode(prompt)
@@ -232,7 +237,9 @@ class Daemon:
         self._shared.check_integrity()
 
     def _load_template(self, config: RunConfig) -> ChatTemplate | None:
-        return load_chat_template(self.directory, config.serve.chat_template)
+        return load_chat_template(
+            self.directory, config.serve.chat_template, config.serve.chat_template_kwargs
+        )
 
 
 def _target_of(state: VerifierState | None) -> str | None:

@@ -16,7 +16,7 @@ from outrider.edge_client.decode.stream_watch import StreamWatch
 from outrider.edge_client.transport.remote_verifier import SessionLostError, UnknownPrefixError
 
 _MAX_SILENCE_S = 10.0
-_DISAGREES = "the position or hash of generated tokens is not that of the text they make"
+_DISAGREES = "the position or hash of the generated tokens does not match the edge's sequence"
 
 
 def stream_cloud_only(state: GenerationState, watch: StreamWatch | None = None) -> Iterator[SessionEvent]:

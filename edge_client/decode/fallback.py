@@ -1,7 +1,7 @@
 """Generating alone when a round was not answered in time: the policies of `--on-timeout`.
 
 A token that would end the sequence is never kept: only the target may end it. Where the draft proposes one,
-the edge keeps what comes before it and waits for the link, at most `--recover-timeout`. A sequence that ended
+the edge keeps what comes before it and waits for the link, at most `--recover-timeout-s`. A sequence that ended
 with tokens still to be judged (`--reverify`) waits as long for their verdict.
 """
 
@@ -50,8 +50,11 @@ def _check_stall(state: GenerationState) -> None:
     """Raises `LinkError` when nothing could be kept and the verifier was silent for too long."""
     silent_for_s = state.remote.silent_for_s
     if silent_for_s > state.options.recover_timeout_s:
-        address = state.remote.address
-        raise LinkError(f"{address} is silent for {silent_for_s:.0f} s, and only it may end the text")
+        raise LinkError(
+            f"{state.remote.address} has not answered for {silent_for_s:.0f} s, and the draft has reached an end of "
+            "text that only the target may decide, or the end of its own context",
+            "raise --recover-timeout-s or restore the link",
+        )
 
 
 def continue_alone(state: GenerationState) -> Iterator[SessionEvent]:

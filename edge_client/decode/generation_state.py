@@ -59,6 +59,9 @@ class PendingCorrection:
 log = logging.getLogger(__name__)
 
 _MAX_REPAIRS = 3
+# Tokens of a sequence whose target has not answered yet: the contexts of today's models, and an end for a draft that
+# copies without one.
+_MAX_UNKNOWN_CONTEXT_TOKENS = 131_072
 
 
 class GenerationState:
@@ -149,7 +152,7 @@ class GenerationState:
     def context_room(self) -> int:
         """Returns how many more tokens the target's context takes."""
         if self._model is None:
-            return self.tokens.num_remaining
+            return max(0, min(self.tokens.num_remaining, _MAX_UNKNOWN_CONTEXT_TOKENS - self.tokens.position))
         return max(0, self._model.limits.max_context - self.tokens.position)
 
     def note_mode(self) -> None:

@@ -123,7 +123,8 @@ def _take(state: GenerationState, opened: Opened) -> list[SessionEvent]:
     position = tokens.settled_position  # it was opened with so many tokens
     if opened.model.protocol_version != PROTOCOL_VERSION:
         theirs = opened.model.protocol_version
-        raise IncompatibleError(f"the verifier speaks protocol {theirs}, this edge {PROTOCOL_VERSION}")
+        message = f"the verifier speaks protocol {theirs}, this edge {PROTOCOL_VERSION}"
+        raise IncompatibleError(message, "upgrade the older side")
     if state.options.sampling.grammar is not None and not opened.model.limits.max_grammar_bytes:
         raise IncompatibleError("this verifier knows no grammars", "use one of this edge's version")
     their_hash = extend_hash(tokens.chain.hash_at(position), (opened.first_token,))
@@ -133,7 +134,8 @@ def _take(state: GenerationState, opened: Opened) -> list[SessionEvent]:
             state.options.draft_source or DRAFT_SOURCE, opened.model
         )  # before a token is shown
     if (opened.position, opened.hash) != (position + 1, their_hash):
-        raise IncompatibleError("the verifier hashes the same text differently")
+        message = "the verifier's hash of the same token ids differs from the edge's"
+        raise IncompatibleError(message, "run the same release on both sides")
     if state.pending is not None or tokens.position < position:
         tokens.acknowledge(position)
         return [*rolled_back]

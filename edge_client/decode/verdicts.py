@@ -113,5 +113,5 @@ def _has_right_candidates(state: GenerationState, round_: Round, verdict: Verdic
 
 
 def _disagreement(verdict: Verdict) -> RoundError:
-    message = "the verdict's position, hash or candidates are not those of the text it makes"
+    message = "the verdict's position, hash or candidates do not match the edge's sequence"
     return RoundError(verdict.round_id, RoundErrorCode.UNKNOWN_PREFIX, message)

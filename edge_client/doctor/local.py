@@ -79,11 +79,13 @@ def _check_draft(config: RunConfig, edge: Edge) -> Finding:
 def _check_template(config: RunConfig) -> Finding:
     directory = draft_dir(config)
     try:
-        template = load_chat_template(directory, config.serve.chat_template)
+        template = load_chat_template(
+            directory, config.serve.chat_template, config.serve.chat_template_kwargs
+        )
     except ModuleNotFoundError:
         return skipped("chat template", "needs jinja2: pip install 'outrider[daemon]'")
     except OutriderError as error:
-        return fault("chat template", str(error), "mend the file, or name another with --chat-template FILE")
+        return fault("chat template", str(error), "mend what it names, or give another --chat-template FILE")
     if template is None:
         return skipped("chat template", f"{directory} has none: prompts work, conversations do not")
     return ok("chat template", f"from {template.origin}", origin=template.origin)

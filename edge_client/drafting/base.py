@@ -180,7 +180,7 @@ class ServesOwners(Protocol):
 
 
 @runtime_checkable
-class TellsRuntime(Protocol):
+class ReportsRuntime(Protocol):
     """Says what computes a draft."""
 
     @property
@@ -237,7 +237,7 @@ class DraftModel(Protocol):
 
 def runtime_of(draft: DraftModel | None) -> str | None:
     """Returns what computes a draft, where it says so."""
-    return draft.runtime if isinstance(draft, TellsRuntime) else None
+    return draft.runtime if isinstance(draft, ReportsRuntime) else None
 
 
 def ended(draft: Draft, should_stop: ShouldStop | None) -> Draft:

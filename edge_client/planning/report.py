@@ -151,7 +151,7 @@ def plan_json(
         }
     modes = {name: _mode_json(plan, each, price_per_hour) for name, each in plan.modes.items()}
     return {
-        "schema": 1,
+        "schema": 2,
         "pays": plan.pays,
         "best": plan.fastest.mode,
         "headline": " ".join(headline(plan)),
@@ -161,9 +161,11 @@ def plan_json(
             "draft_lengths": [_length_json(each) for each in plan.lengths],
             "trees": [_tree_json(each) for each in plan.trees],
             "break_even_rtt_ms": {
-                f"{mode} : {rival}": _finite(plan.break_even_rtt_s(mode, rival) * 1e3)
+                mode: {
+                    str(rival): _finite(plan.break_even_rtt_s(mode, rival) * 1e3)
+                    for rival in (ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED)
+                }
                 for mode in _edge_modes(plan)
-                for rival in (ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED)
             },
         },
         "labels": list(labels),
@@ -178,12 +180,12 @@ def plan_json(
 def _mode_lines(plan: Plan, price_per_hour: float | None) -> list[str]:
     price = "" if price_per_hour is None else f"{'cost/M tokens':>16}"
     width = max(17, *(len(mode) + 1 for mode in plan.modes))
-    head = f"{'mode, predicted':<{width}}{'draft':>6}{'ms/token':>10}{'tokens/s':>10}{': cloud-only':>14}"
+    head = f"{'mode, predicted':<{width}}{'draft':>6}{'ms/token':>10}{'tokens/s':>10}{'vs cloud-only':>16}"
     lines = [head + price]
     for each in plan.modes.values():
         length = "-" if each.num_draft_tokens is None else str(each.num_draft_tokens)
         row = f"{each.mode:<{width}}{length:>6}{each.token_s * 1e3:>10.2f}{each.tokens_per_s:>10.1f}"
-        row += f"{plan.speedup(each):>14.2f}"
+        row += f"{plan.speedup(each):>16.2f}"
         row += "" if price_per_hour is None else f"{each.cost_per_million(price_per_hour):>16.2f}"
         lines.append(row + _remark(each))
     return lines
@@ -204,7 +206,9 @@ def _remark(mode: ModePlan) -> str:
 
 def _length_lines(plan: Plan) -> list[str]:
     best = plan.modes[ExecutionMode.SPECULATIVE].num_draft_tokens
-    head = f"{'draft, predicted':<17}{'tokens/round':>14}{'ms/round':>10}{'ms/token':>10}{': cloud-only':>14}"
+    head = (
+        f"{'draft, predicted':<17}{'tokens/round':>14}{'ms/round':>10}{'ms/token':>10}{'vs cloud-only':>16}"
+    )
     lines = [head + f"{'pays below RTT':>17}"]
     cloud_s = plan.modes[ExecutionMode.CLOUD_ONLY].token_s
     for each in plan.lengths:
@@ -212,7 +216,7 @@ def _length_lines(plan: Plan) -> list[str]:
         if n > _FIRST_LENGTHS and n not in _LATER_LENGTHS and n != best:
             continue
         row = f"{n:<3}{'* best' if n == best else '':<14}{each.tokens_per_round:>14.2f}"
-        row += f"{each.round_s * 1e3:>10.1f}{each.token_s * 1e3:>10.2f}{cloud_s / each.token_s:>14.2f}"
+        row += f"{each.round_s * 1e3:>10.1f}{each.token_s * 1e3:>10.2f}{cloud_s / each.token_s:>16.2f}"
         lines.append(row + f"{_rtt(each.break_even_rtt_s):>17}")
     return lines
 
@@ -223,11 +227,11 @@ def _tree_lines(plan: Plan) -> list[str]:
         return []
     best, cloud_s = plan.modes[TREE].num_draft_tokens, plan.modes[ExecutionMode.CLOUD_ONLY].token_s
     chain_s = plan.modes[ExecutionMode.SPECULATIVE].token_s
-    head = f"{'tree, predicted':<17}{'tokens/round':>14}{'ms/round':>10}{'ms/token':>10}{': cloud-only':>14}"
-    lines = [head + f"{': best chain':>17}"]
+    head = f"{'tree, predicted':<17}{'tokens/round':>14}{'ms/round':>10}{'ms/token':>10}{'vs cloud-only':>16}"
+    lines = [head + f"{'vs best chain':>17}"]
     for each in plan.trees:
         row = f"{each.num_nodes:<3}{'* best' if each.num_nodes == best else '':<14}{each.tokens_per_round:>14.2f}"
-        row += f"{each.round_s * 1e3:>10.1f}{each.token_s * 1e3:>10.2f}{cloud_s / each.token_s:>14.2f}"
+        row += f"{each.round_s * 1e3:>10.1f}{each.token_s * 1e3:>10.2f}{cloud_s / each.token_s:>16.2f}"
         lines.append(row + f"{chain_s / each.token_s:>17.2f}")
     return lines
 

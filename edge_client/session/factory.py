@@ -14,7 +14,7 @@ from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import IncompatibleError, InvalidFieldError, UsageError
 from outrider.common.sampling.processors import check_sampling_params, on_wire
 from outrider.common.stopping import check_stop_params
-from outrider.common.types import SamplingParams, StopParams, TokenIds
+from outrider.common.types import UNLIMITED_TOKENS, SamplingParams, StopParams, TokenIds
 from outrider.edge_client.config.gate import create_gate, gate_settings
 from outrider.edge_client.config.grammar import make_grammar
 from outrider.edge_client.config.methods import check_method, draft_source, make_method_params, support_size
@@ -150,7 +150,7 @@ class Edge:
             assert self.grammars is not None, "an edge with a tokenizer compiles grammars"
             sampling = replace(sampling, grammar=self.grammars.compile(grammar))
         stop = StopParams(
-            config.max_new_tokens,
+            UNLIMITED_TOKENS if config.max_new_tokens is None else config.max_new_tokens,
             config.stop.token_ids,
             config.stop.strings,
             config.stop.ignore_eos,
@@ -216,6 +216,8 @@ def create_edge(
             if has_draft
             else "no tokenizer at {}: name a directory with the target's tokenizer.json with --draft DIR"
         )
+        if config.draft.directory.isdecimal():
+            hint += f"; for the draft length give --num-speculative-tokens {config.draft.directory}"
         raise UsageError(hint.format(directory))
     tokenizer = EdgeTokenizer(directory / "tokenizer.json")
     start_s = time.perf_counter()

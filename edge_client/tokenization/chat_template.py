@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,10 @@ from outrider.common.errors import ModelError, UsageError
 
 TEMPLATE_FILE, CONFIG_FILE = "chat_template.jinja", "tokenizer_config.json"
 TOOL_TEMPLATE_FILE = "additional_chat_templates/tool_use.jinja"
+# Variables and helpers that every template is given; nobody may choose others.
+_GIVEN = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
+)
 Message = Mapping[str, object]
 
 
@@ -28,12 +32,19 @@ class TemplateRefusedError(UsageError):
 @dataclass(frozen=True)
 class ChatTemplate:
     """Holds a template. `source` is Jinja, `origin` the file it came from; `special_tokens` are variables in
-    it. `for_tools` is another that is used with tools, where the model has one."""
+    it. `for_tools` is another that is used with tools, where the model has one. `variables` are values for variables
+    of the template's own, such as `enable_thinking`."""
 
     source: str
     origin: str
     special_tokens: Mapping[str, str]
     for_tools: ChatTemplate | None = None
+    variables: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def reserved_names(self) -> frozenset[str]:
+        """Returns the names of variables that every template is given, and that nobody chooses."""
+        return _GIVEN | self.special_tokens.keys()
 
     def check(self) -> None:
         """Raises `ModelError` where the template is not Jinja."""
@@ -41,18 +52,26 @@ class ChatTemplate:
         if self.for_tools is not None:
             self.for_tools.check()
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> str:
-        """Returns the prompt for the assistant's next message, which may call `tools`. Raises
-        `TemplateRefusedError`."""
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """Returns the prompt for the assistant's next message, which may call `tools`. `variables`, none of them of
+        the `reserved_names`, go before the template's own `variables`. Raises `TemplateRefusedError`."""
         template = (self.for_tools or self)._compiled if tools else self._compiled
+        given = {
+            **self.variables,
+            **(variables or {}),
+            **self.special_tokens,
+            "messages": list(messages),
+            "tools": list(tools) if tools else None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
         try:
-            text: str = template.render(
-                messages=list(messages),
-                tools=list(tools) if tools else None,
-                documents=None,
-                add_generation_prompt=True,
-                **self.special_tokens,
-            )
+            text: str = template.render(given)
         except Exception as error:  # somebody else's code, which can fail in any way
             raise TemplateRefusedError(f"the chat template refuses these messages: {error}") from error
         return text
@@ -69,10 +88,12 @@ class ChatTemplate:
             raise ModelError(f"{self.origin} holds a chat template that is not Jinja: {error}") from error
 
 
-def load_chat_template(directory: Path, override: str = "") -> ChatTemplate | None:
+def load_chat_template(directory: Path, override: str = "", variables: str = "") -> ChatTemplate | None:
     """Returns the template of the file `override`, else of chat_template.jinja or tokenizer_config.json in
-    `directory`; None where there is none. Raises `UsageError` for an `override` that cannot be read,
+    `directory`; None where there is none. `variables` is a JSON object of values for the template's variables.
+    Raises `UsageError` for an `override` that cannot be read and for `variables` that are not such an object,
     `ModelError` for a template that is damaged."""
+    read_variables = _read_variables(variables)
     if override:
         path = Path(override)
         try:
@@ -89,8 +110,23 @@ def load_chat_template(directory: Path, override: str = "") -> ChatTemplate | No
         if found is None:
             return None
         template = found
+    if reserved := sorted(template.reserved_names & read_variables.keys()):
+        raise UsageError(
+            f"--chat-template-kwargs: {reserved[0]} is always given; name variables of the template's own"
+        )
+    template = replace(template, variables=read_variables)
     template.check()
     return template
+
+
+def _read_variables(given: str) -> dict[str, object]:
+    try:
+        variables = json.loads(given or "{}")
+    except ValueError as error:
+        raise UsageError(f"--chat-template-kwargs: {given!r} is not JSON: {error}") from error
+    if not isinstance(variables, dict):
+        raise UsageError(f'--chat-template-kwargs: {given!r} is not a JSON object, such as {{"name": false}}')
+    return variables
 
 
 def _find(directory: Path) -> ChatTemplate | None:

@@ -63,12 +63,13 @@ def start_verifier(
     timeout_s: float = 120.0,
     python: str = sys.executable,
 ) -> VerifierProcess:
-    """Starts `cloud-verifier serve` in the environment of the interpreter `python`.
+    """Starts `cloud-verifier serve` in the environment of the interpreter `python`, on the CPU unless `arguments` name
+    another --device: results of a machine with a GPU and of one without compare.
 
     Raises RuntimeError with its last output when it ends or stays silent for `timeout_s`.
     """
     command = [python, "-m", "outrider.cloud_verifier", "serve", "--listen", listen]
-    command += ["--admin-listen", "none", *arguments]  # several may run at once
+    command += ["--admin-listen", "none", "--device", "cpu", *arguments]  # several may run at once
     if target is not None:
         command += ["--target", str(target)]
     return start_server(command, timeout_s)

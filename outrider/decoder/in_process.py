@@ -64,7 +64,7 @@ class InProcessLink:
     def describe(self, timeout_s: float) -> ModelInfo:
         """Returns the engine's model and limits."""
         engine = self._verifier.engine
-        return replace(engine.model, memory=engine.told_memory)
+        return replace(engine.model, memory=engine.reported_memory)
 
 
 class InProcessConnection:

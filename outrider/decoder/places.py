@@ -31,6 +31,6 @@ def find_target(path: str | Path) -> Path:
 
 def find_device() -> str:
     """Returns cuda where torch finds it, else cpu."""
-    import torch
+    from outrider.cloud_verifier.backends.loading import resolve_device
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return resolve_device("auto")

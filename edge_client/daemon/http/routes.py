@@ -135,6 +135,9 @@ class _Handlers:
             "object": "model",
             "created": self._created,
             "owned_by": "outrider",
+            # vLLM's names, which clients read; null until a verifier has answered.
+            "root": None if model is None else model.model_id,
+            "max_model_len": None if model is None else model.limits.max_context,
             "outrider": about,
         }
 

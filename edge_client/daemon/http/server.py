@@ -41,7 +41,7 @@ class Protocol(H11Protocol):
     """Bounds buffers and times of a connection, and passes its transport to each request, so that a stuck
     client can be cut off.
 
-    A connection that brings no complete head of a request within `--read-timeout`, or does not read its last
+    A connection that brings no complete head of a request within `--read-timeout-s`, or does not read its last
     answer, is cut off. uvicorn ends only those that send nothing at all after their first answer.
     """
 
@@ -130,7 +130,7 @@ def run_until_signalled(daemon: Daemon, listener: socket.socket, on_ready: Calla
 async def serve_until_signalled(
     daemon: Daemon, listener: socket.socket, on_ready: Callable[[], None]
 ) -> None:
-    """Serves until SIGTERM or SIGINT. Then nothing new is taken, running requests get `--stop-grace`, and
+    """Serves until SIGTERM or SIGINT. Then nothing new is taken, running requests get `--stop-grace-s`, and
     after that their sessions are cancelled; a second signal ends the grace. SIGHUP reloads the
     configuration."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)

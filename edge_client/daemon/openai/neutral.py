@@ -31,7 +31,7 @@ PASSED = frozenset(
 PASSED_IN_STREAM_OPTIONS = frozenset(("continuous_usage_stats", "include_obfuscation"))
 
 _OLD_TOOLS = "give tools and tool_choice, which replace it"
-_TOOLS_IN_CHAT = "it belongs to /v1/chat/completions"
+_OF_CHATS = "it belongs to /v1/chat/completions"
 _NOT_BUILT = "it is not built here"
 REFUSED: dict[str, Refusal] = {
     "use_beam_search": ((False,), _NOT_BUILT),
@@ -59,8 +59,9 @@ REFUSED: dict[str, Refusal] = {
     "lora": (([],), "there is one model"),
 }
 REFUSED_IN_COMPLETIONS: dict[str, Refusal] = {
-    "tools": (([],), _TOOLS_IN_CHAT),
-    "tool_choice": (("none",), _TOOLS_IN_CHAT),
+    "tools": (([],), _OF_CHATS),
+    "tool_choice": (("none",), _OF_CHATS),
+    "chat_template_kwargs": (({},), _OF_CHATS),
     "suffix": (("",), "text is continued, not filled in"),
 }
 REFUSED_IN_CHAT: dict[str, Refusal] = {
@@ -70,12 +71,11 @@ REFUSED_IN_CHAT: dict[str, Refusal] = {
     "add_generation_prompt": ((True,), "an answer follows the messages"),
     "continue_final_message": ((False,), "an answer follows the messages"),
     "chat_template": ((), "the template is the daemon's (--chat-template)"),
-    "chat_template_kwargs": (({},), "the template has no settings here"),
     "documents": (([],), _NOT_BUILT),
     "modalities": ((["text"],), "this model writes text"),
     "audio": ((), "this model writes text"),
     "prediction": ((), "the draft model predicts here"),
-    "reasoning_effort": (("none",), "this model has no such setting"),
+    "reasoning_effort": (("none",), "a variable of the chat template is set by chat_template_kwargs"),
     "verbosity": (("medium",), "this model has no such setting"),
     "web_search_options": ((), "nothing is searched"),
 }

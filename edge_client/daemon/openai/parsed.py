@@ -25,6 +25,7 @@ class ParsedRequest:
     kind: Kind
     prompts: tuple[str | TokenIds, ...] = ()  # of a completion
     messages: tuple[Mapping[str, object], ...] = ()  # of a chat
+    template_variables: Mapping[str, object] = field(default_factory=dict)  # of a chat's template
     tool_use: ToolUse | None = None  # of a chat whose answer may call tools
     num_choices: int = 1  # for each prompt
     has_echo: bool = False  # a completion's text begins with its prompt

@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from outrider.edge_client.config.request_config import NoEffectError, request_config
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.daemon.openai.errors import unsupported
-from outrider.edge_client.daemon.openai.parsed import ParsedRequest
+from outrider.edge_client.daemon.openai.parsed import Kind, ParsedRequest
+
+# OpenAI's own default of /v1/completions, and vLLM's: a model without a chat template seldom ends its text.
+DEFAULT_COMPLETION_TOKENS = 16
 
 
 def config_of(
@@ -21,6 +24,8 @@ def config_of(
         **(tool_changes or {}),
         "logprobs": 0 if num_top is None else max(1, num_top),
     }
+    if parsed.kind is Kind.COMPLETION and base.max_new_tokens is None:
+        changes.setdefault("max_new_tokens", DEFAULT_COMPLETION_TOKENS)
     if parsed.seed is not None:
         changes["seed"] = parsed.seed
     try:

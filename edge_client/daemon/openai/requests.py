@@ -148,7 +148,9 @@ def _read_max_tokens(parsed: ParsedRequest, name: str, value: object) -> None:
 
 
 def _read_num_predict(parsed: ParsedRequest, name: str, value: object) -> None:
-    if value != -1:  # llama-server's and ollama's word for no limit of the request's own
+    if value == -1:  # llama-server's and ollama's word for no limit but the context
+        parsed.changes["max_new_tokens"], parsed.params["max_new_tokens"] = None, name
+    else:
         _READ_MAX_TOKENS(parsed, name, value)
 
 
@@ -191,6 +193,7 @@ _COMPLETION: dict[str, _Reader] = {
 }
 _CHAT: dict[str, _Reader] = {
     "top_logprobs": _read_top_logprobs,
+    "chat_template_kwargs": _attribute("template_variables", fields.section),
 }
 
 

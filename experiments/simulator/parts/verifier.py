@@ -80,7 +80,7 @@ class SimulatedVerifier:
             make_model_info(self.target, config, drafter),
             drafter=drafter,
             max_step_tokens=config.max_step_tokens,
-            prefill_chunk_tokens=config.prefill_chunk,
+            prefill_chunk_tokens=config.prefill_chunk(config.device),
             queue_limits=config.queue_limits,
             tenant_max_sessions=config.tenant_max_sessions,
             min_forward_s=config.min_forward_ms / 1e3,

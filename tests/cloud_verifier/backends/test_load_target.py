@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from support.models import add_token, edit_config, make_tiny_target
 
 from outrider.cloud_verifier.backends import loading
 from outrider.cloud_verifier.backends.architectures import check_supported
 from outrider.cloud_verifier.backends.base import ForwardItem
-from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.loading import load_target, resolve_device
+from outrider.cloud_verifier.config import ServeConfig
 from outrider.common.config.units import parse_size
 from outrider.common.errors import ConfigError, ModelError
 
@@ -225,6 +227,21 @@ def test_windows_that_are_not_all_given_are_those_of_transformers(tmp_path: Path
     }
     path.write_text(json.dumps(kept))
     assert load_target(directory).facts.windows == (None, None, None), "from the 28th layer on"
+
+
+@pytest.mark.parametrize(("has_cuda", "expected"), [(True, "cuda"), (False, "cpu")])
+def test_the_default_device_is_the_first_of_cuda_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, has_cuda: bool, expected: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    assert ServeConfig().device == "auto" and resolve_device("auto") == expected
+    assert resolve_device("cpu") == "cpu"
+
+
+def test_auto_loads_where_it_is_resolved_to(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    backend = load_target(llama, device="auto")
+    assert (backend.device, backend.dtype) == ("cpu", "float32")
 
 
 def test_wrong_device_and_dtype_are_named(llama: Path) -> None:

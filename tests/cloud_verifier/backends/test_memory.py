@@ -198,10 +198,10 @@ def test_names_that_transformers_must_convert_are_left_to_it(target_of: Callable
         assert load_directly(config, weights) is None
 
 
-@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:13"])
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:13"])
 def test_a_device_is_named_as_torch_names_it(device: str) -> None:
     check_device_name(device)
-    assert ServeConfig(device=device).prefill_chunk == (32 if device == "cpu" else 256)
+    assert ServeConfig().prefill_chunk(device) == (256 if device.startswith("cuda") else 32)
 
 
 @pytest.mark.parametrize("device", ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "CPU", "cpu:0"])

@@ -146,7 +146,7 @@ def test_weights_that_do_not_fit_a_device_are_refused_by_their_size_in_nf4(
     plain = load(target_of("llama"), decoder="transformers").decoder.model  # type: ignore[attr-defined]
     expected = four_bit.num_four_bit_bytes(plain, torch.bfloat16)
     assert expected == pytest.approx(four_bit.num_bytes(model), rel=0.05)
-    monkeypatch.setattr("outrider.cloud_verifier.backends.loading._check_device", lambda _: None)
+    monkeypatch.setattr("outrider.cloud_verifier.backends.loading.resolve_device", lambda device: device)
     monkeypatch.setattr(memory, "device_memory", lambda _: (expected - 1, 1 << 30))
     with pytest.raises(ModelError, match=r"take \d+KiB in nf4; cuda has \d+KiB free of 1GiB"):
         load(target_of("llama"), quantize="nf4", device="cuda")

@@ -1,4 +1,4 @@
-"""A directory that holds no model is refused before anything is loaded, by the flag that named it."""
+"""What is wrong on the command line is refused before anything is loaded, by the flag that names it."""
 
 from __future__ import annotations
 
@@ -30,3 +30,23 @@ def test_a_directory_without_a_model_is_refused_by_its_flag(
     shown = capsys.readouterr()
     assert shown.out == "" and shown.err.startswith("cloud-verifier: --") and message in shown.err
     assert len(shown.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("--model", "--target"),
+        ("--max-model-len", "--session-max-tokens"),
+        ("--ctx-size", "--session-max-tokens"),
+        ("--max-num-seqs", "--max-sessions"),
+        ("--max-num-batched-tokens", "--max-step-tokens"),
+        ("--gpu-memory-utilization", "--kv-memory"),
+        ("--host", "--listen"),
+    ],
+)
+def test_a_flag_of_another_server_is_refused_with_ours(
+    theirs: str, ours: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*SERVE, theirs, "1"])
+    assert f"unrecognized arguments: {theirs}; here it is {ours}" in capsys.readouterr().err

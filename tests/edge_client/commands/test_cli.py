@@ -289,6 +289,12 @@ def test_a_method_that_is_not_offered_is_refused_with_those_that_are(
             "cannot connect to a verifier at 127.0.0.1:9: connection refused",
         ),
         (["--draft", "/no/such/dir"], 2, "no draft at /no/such/dir"),
+        (
+            ["--draft-source", "medusa"],
+            2,
+            "medusa names a draft source of the verifier: it has an effect with",
+        ),
+        (["--draft", "8"], 2, "for the draft length give --num-speculative-tokens 8"),
         (["--draft", "/no/such/dir", "--mode", "cloud-only"], 2, "no tokenizer at /no/such/dir"),
         (["--mode", "co-located"], 4, "serve with --draft DIR"),
         (["--draft-strategy", "telepathy"], 2, "telepathy"),
@@ -367,6 +373,28 @@ def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "def; text of several words goes in quotes" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["run", "x", "--max-tokens", "5"], "--max-tokens; here it is --max-new-tokens"),
+        (["run", "x", "-n", "5"], "-n; here it is --max-new-tokens"),
+        (["run", "x", "--model=secret"], "--model; here it is --draft"),
+        (["run", "x", "--draft-max", "8"], "--draft-max; here it is --num-speculative-tokens"),
+        (["run", "x", "--recover-timeout", "8"], "--recover-timeout; here it is --recover-timeout-s"),
+        (["serve", "--port", "80"], "--port; here it is --listen"),
+        (["serve", "--served-model-name", "x"], "--served-model-name; here it is --model-name"),
+        (["serve", "--stop-grace", "1"], "--stop-grace; here it is --stop-grace-s"),
+        (["run", "x", "--max-num-seqs", "5"], "--max-num-seqs; edge-client run --help has"),
+    ],
+)
+def test_a_flag_of_another_server_is_refused_with_ours(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert f"unrecognized arguments: {hint}" in capsys.readouterr().err
+
+
 def test_an_unknown_verb_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["rnu", "abc"])
@@ -408,7 +436,7 @@ def test_an_empty_or_missing_prompt_is_refused(
     assert "not UTF-8, from its character 4 on" in capsys.readouterr().err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     assert main(["run", *world.flags()]) == 2
-    assert "no prompt" in capsys.readouterr().err
+    assert "no prompt: " in (shown := capsys.readouterr().err) and "`edge-client chat` holds" in shown
 
 
 def test_a_prompt_longer_than_the_context_is_refused_and_the_verifier_goes_on(
@@ -570,6 +598,15 @@ def test_help_of_serve_has_its_own_defaults(capsys: pytest.CaptureFixture[str]) 
         assert found == defaults
 
 
+def test_help_explains_every_method_under_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["run", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    exact, _, approximate = shown.partition("verification method. Exact: ")[2].partition("Approximate: ")
+    for method in Method:
+        assert f"{method} (" in (exact if method.is_exact else approximate.partition("(default:")[0])
+
+
 def test_help_imports_nothing_heavy() -> None:
     program = (
         "import sys\n"
@@ -585,7 +622,7 @@ def test_help_imports_nothing_heavy() -> None:
     )
     assert process.returncode == 0, process.stderr
     assert process.stdout.splitlines()[-1] == "HEAVY []"
-    for flag in ("--num-speculative-tokens", "--on-timeout", "--logit-bias", "--recover-timeout", "--json"):
+    for flag in ("--num-speculative-tokens", "--on-timeout", "--logit-bias", "--recover-timeout-s", "--json"):
         assert flag in process.stdout
 
 

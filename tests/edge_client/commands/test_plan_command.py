@@ -211,7 +211,7 @@ def test_json_labels_what_is_given_assumed_and_predicted(capsys: pytest.CaptureF
         ExecutionMode.EDGE_ONLY,
     }
     assert len(plan["predicted"]["draft_lengths"]) == 64
-    assert plan["predicted"]["break_even_rtt_ms"]["speculative : cloud-only"] > 50
+    assert plan["predicted"]["break_even_rtt_ms"]["speculative"]["cloud-only"] > 50
 
 
 @pytest.mark.parametrize(

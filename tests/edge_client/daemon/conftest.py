@@ -41,7 +41,7 @@ def draft_without_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def daemon(verifier: VerifierServer, template_file: Path) -> Iterator[DaemonProcess]:
-    flags = ("--chat-template", str(template_file), "--max-requests", "6", "--write-timeout", "1")
+    flags = ("--chat-template", str(template_file), "--max-requests", "6", "--write-timeout-s", "1")
     # Timeouts of a busy machine must not change a text here.
     with running_daemon(f"127.0.0.1:{verifier.port}", *flags, "--on-timeout", "wait") as process:
         yield process

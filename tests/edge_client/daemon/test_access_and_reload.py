@@ -125,7 +125,7 @@ def test_headers_that_are_nonsense_are_refused_like_any_other(
 def test_a_client_that_never_sends_its_request_whole_is_cut_off_and_others_are_served(
     verifier: VerifierServer,
 ) -> None:
-    with running_daemon(f"127.0.0.1:{verifier.port}", "--read-timeout", "0.4") as daemon:
+    with running_daemon(f"127.0.0.1:{verifier.port}", "--read-timeout-s", "0.4") as daemon:
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {daemon.address}\r\nContent-Length: 100\r\n"
         silent, slow, halting = (connect(daemon) for _ in range(3))
         slow.sendall(head.encode())
@@ -236,7 +236,7 @@ def _stop_and_be_told(daemon: DaemonProcess) -> None:
 
 
 def test_without_a_verifier_it_is_not_ready_and_says_so() -> None:
-    with running_daemon("127.0.0.1:1", "--recover-timeout", "0.3") as daemon:
+    with running_daemon("127.0.0.1:1", "--recover-timeout-s", "0.3") as daemon:
         assert daemon.get("/health") == {"status": "ok"}
         assert status(daemon, "/ready") == 503
         with openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as client:
@@ -261,7 +261,7 @@ def test_the_embedded_pair_chats_without_a_flag(verifier: VerifierServer) -> Non
 
 
 def test_a_model_without_a_chat_template_refuses_chats_by_name(draft_without_template: Path) -> None:
-    flags = ("--draft", str(draft_without_template), "--recover-timeout", "0.3")
+    flags = ("--draft", str(draft_without_template), "--recover-timeout-s", "0.3")
     with (
         running_daemon("127.0.0.1:1", *flags) as daemon,
         openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0) as client,

@@ -156,7 +156,7 @@ def test_a_pipe_gets_the_answers_and_a_conversation_has_memory(
 
 
 def test_completion_scripts_know_verbs_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("doctor", "--max-new-tokens", "--write-timeout", "completion")
+    words = ("doctor", "--max-new-tokens", "--write-timeout-s", "completion")
     for shell in ("bash", "zsh"):
         assert main(["completion", shell]) == 0
         printed = capsys.readouterr().out

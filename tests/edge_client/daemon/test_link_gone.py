@@ -66,7 +66,7 @@ def behind(_proxy: TcpProxy, draft: Path, log_file: Path) -> Iterator[DaemonProc
         str(draft),
         "--min-draft-ms",
         "10",
-        "--recover-timeout",
+        "--recover-timeout-s",
         "2",
         "--log-json",
         "--log-level",

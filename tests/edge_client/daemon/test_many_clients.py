@@ -74,7 +74,7 @@ def test_ten_clients_one_that_leaves_and_one_that_stops_reading(
 
 def test_what_exceeds_the_queue_is_a_rate_limit_with_a_hint(verifier: VerifierServer) -> None:
     address = f"127.0.0.1:{verifier.port}"
-    with running_daemon(address, "--max-requests", "1", "--max-queue", "1", "--stop-grace", "60") as daemon:
+    with running_daemon(address, "--max-requests", "1", "--max-queue", "1", "--stop-grace-s", "60") as daemon:
         client = openai.OpenAI(base_url=f"{daemon.url}/v1", api_key="none", max_retries=0, timeout=60)
         first = client.completions.create(model="outrider", prompt=PROMPT, stream=True, **ENDLESS)
         next(iter(first))

@@ -120,7 +120,17 @@ def test_fields_of_other_servers_mean_what_they_mean_there_or_change_nothing() -
     config = config_of(RunConfig(), completion(top_k=4, ignore_eos=True, min_tokens=2, n_predict=-1))
     assert (config.sampling.top_k, config.stop.ignore_eos, config.stop.min_new_tokens) == (4, True, 2)
     for name in ("max_tokens", "max_completion_tokens", "n_predict", "num_predict"):
-        assert chat(**{name: -1}).changes == {}, "no limit of the request's own"
+        assert chat(**{name: -1}).changes == {"max_new_tokens": None}, "no limit, whatever the daemon's"
+
+
+def test_the_operators_default_length_is_that_of_both_routes() -> None:
+    unlimited, limited = run_config(max_new_tokens="none"), run_config(max_new_tokens=40)
+    assert config_of(unlimited, chat()).max_new_tokens is None
+    assert config_of(unlimited, completion()).max_new_tokens == 16
+    for request in (chat, completion):
+        assert config_of(limited, request()).max_new_tokens == 40
+        assert config_of(limited, request(max_tokens=50)).max_new_tokens == 50
+        assert config_of(limited, request(max_tokens=-1)).max_new_tokens is None
 
 
 def test_the_operators_fewest_tokens_do_not_refuse_a_grammar() -> None:
@@ -312,6 +322,8 @@ def test_messages_may_have_parts_and_the_newer_word_for_system() -> None:
         ("chat", {"tools": [TOOL], "tool_choice": function("b")}, "tool_choice.function.name", "not among"),
         ("chat", {"tools": [TOOL], "parallel_tool_calls": 1}, "parallel_tool_calls", "true or false"),
         ("chat", {"tool_choice": "required"}, "tool_choice", "goes with tools"),
+        ("chat", {"chat_template_kwargs": []}, "chat_template_kwargs", "an object"),
+        ("completion", {"chat_template_kwargs": {"a": 1}}, "chat_template_kwargs", "/v1/chat/completions"),
         ("chat", {"functions": [{}]}, "functions", "tool_choice"),
         ("chat", {"response_format": {"type": "xml"}}, "response_format.type", "json_schema"),
         ("chat", {"response_format": {"type": "json_schema"}}, "response_format.json_schema", "object"),

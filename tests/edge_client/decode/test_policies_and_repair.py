@@ -20,6 +20,7 @@ from support.edge.edge_fakes import (
 
 from outrider.common.errors import IncompatibleError, LinkError, RoundFailedError, RoundTimeoutError
 from outrider.common.types import (
+    UNLIMITED_TOKENS,
     CloseRequest,
     FinishReason,
     GenerateRequest,
@@ -33,6 +34,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, TokenEvent
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
+from outrider.edge_client.decode import generation_state
 
 NEW = TARGET[2:]
 WRONG_AT_6 = [*TARGET[:6], 99, *TARGET[7:]]
@@ -137,6 +139,19 @@ def test_edge_only_starts_without_any_contact_and_opens_later() -> None:
     opening = verifier.of(OpenRequest)[0]
     assert opening.num_prompt_tokens == len(PROMPT) < len(opening.token_ids)
     assert session.result.token_ids == NEW[:40] and session.result.is_verified[-1]
+
+
+def test_a_text_without_a_limit_ends_where_no_target_ever_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generation_state, "_MAX_UNKNOWN_CONTEXT_TOKENS", 30)
+    session = make_session(
+        FakeVerifier(is_down=lambda: True),
+        FakeDraft(),
+        on_timeout=OnTimeout.EDGE_ONLY,
+        max_new_tokens=UNLIMITED_TOKENS,
+    )
+    list(session.generate())
+    assert session.result.finish_reason is FinishReason.CONTEXT
+    assert len(PROMPT) + len(session.result.token_ids) == 30
 
 
 @pytest.mark.parametrize("is_reverified", [False, True])
@@ -324,6 +339,45 @@ def test_a_verdict_with_another_hash_is_not_believed() -> None:
     session = make_session(verifier, FakeDraft())
     list(session.generate())
     assert len(verifier.of(OpenRequest)) == 2 and session.result.token_ids == NEW[:12]
+
+
+def test_verdicts_that_never_match_are_reported_as_what_they_are() -> None:
+    from dataclasses import replace
+
+    verifier = FakeVerifier()
+    lying = {
+        ("verify", n): lambda request: [replace(verifier.answer(request)[0], hash=1)] for n in range(1, 9)
+    }
+    verifier.script |= lying
+    with pytest.raises(RoundFailedError, match="hash or candidates do not match the edge's sequence"):
+        list(make_session(verifier, FakeDraft(), on_timeout=OnTimeout.WAIT).generate())
+
+
+def test_an_end_of_text_that_nobody_judges_is_an_error_that_says_what_to_do() -> None:
+    verifier = FakeVerifier()
+    session = make_session(verifier, FakeDraft([*TARGET[:3], EOS, *TARGET[4:]]), recover_timeout_s=0.3)
+    with pytest.raises(LinkError) as caught:
+        for event in session.generate():
+            if getattr(event, "index", None) == 0:
+                take_down(verifier, 60.0)
+    assert "fake:1 has not answered for " in str(caught.value)
+    assert "an end of text that only the target may decide" in str(caught.value)
+    assert caught.value.fix == "raise --recover-timeout-s or restore the link"
+
+
+def test_a_verifier_of_another_release_is_refused_with_what_to_do() -> None:
+    from dataclasses import replace
+
+    other = FakeVerifier()
+    other.model = replace(other.model, protocol_version=0)
+    with pytest.raises(IncompatibleError, match=r"speaks protocol 0, this edge \d+: upgrade the older side"):
+        list(make_session(other, FakeDraft()).generate())
+    lying = FakeVerifier()
+    lying.script[("open", 1)] = lambda request: [replace(lying.answer(request)[0], hash=1)]
+    with pytest.raises(
+        IncompatibleError, match="same token ids differs from the edge's: run the same release"
+    ):
+        list(make_session(lying, FakeDraft()).generate())
 
 
 def test_an_internal_error_is_opened_again_once_then_reported() -> None:

@@ -26,7 +26,7 @@ from outrider.edge_client.drafting.base import (
     Prepares,
     ProposesAlong,
     ProposesTrees,
-    TellsRuntime,
+    ReportsRuntime,
 )
 from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.drafting.export.exporter import export_draft
@@ -275,7 +275,7 @@ def test_quantised_weights_run_on_a_cpu_are_near_their_source_and_small(hf_dir: 
             num_bytes[weights] = num_weight_bytes(layers)
             assert sequence.propose(4) == start(model, PROMPT).propose(4)
             assert f"{weights} weights" in model.runtime and "on cpu" in model.runtime
-            assert isinstance(model, TellsRuntime)
+            assert isinstance(model, ReportsRuntime)
             fingerprints.add(model.fingerprint)
     distance = {name: np.abs(each - probs["float32"]).sum(-1).mean() / 2 for name, each in probs.items()}
     assert 0 < distance["bfloat16"] < distance["fp8"] < distance["nf4"] < 0.35

@@ -217,7 +217,7 @@ def test_after_an_error_the_text_so_far_is_there() -> None:
 
 
 def test_messages_about_flags_name_keywords_instead() -> None:
-    assert with_keys("--recover-timeout 3: --tls") == "recover_timeout_s 3: tls"
+    assert with_keys("--recover-timeout-s 3: --tls") == "recover_timeout_s 3: tls"
 
 
 def test_settings_come_from_the_environment_as_for_the_commands(

@@ -103,3 +103,25 @@ def test_a_template_for_tools_is_used_with_tools_alone(tmp_path: Path, is_listed
     assert template is not None
     assert template.render(MESSAGES) == template.render(MESSAGES, []) == "plain"
     assert template.render(MESSAGES, [{"type": "function"}]) == "1 tools"
+
+
+THINKS = "{% if enable_thinking is defined and not enable_thinking %}no{% else %}a{% endif %} thought"
+
+
+def test_variables_of_its_own_are_given_by_name(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text(THINKS)
+    usual, silent = (load_chat_template(tmp_path, "", given) for given in ("", '{"enable_thinking": false}'))
+    assert usual is not None and silent is not None
+    assert usual.render(MESSAGES) == "a thought" and silent.render(MESSAGES) == "no thought"
+    assert usual.render(MESSAGES, None, {"enable_thinking": False}) == "no thought"
+    assert silent.render(MESSAGES, None, {"enable_thinking": True}) == "a thought"
+
+
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [("{", "not JSON"), ("[1]", "not a JSON object"), ('{"messages": []}', "messages is always given")],
+)
+def test_variables_that_no_template_may_have_chosen_are_named(tmp_path: Path, given: str, word: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text(THINKS)
+    with pytest.raises(UsageError, match=f"--chat-template-kwargs: .*{word}"):
+        load_chat_template(tmp_path, "", given)

@@ -76,7 +76,16 @@ def start_verifier(
     *arguments: str, target: Path | None = None, listen: str = "127.0.0.1:0"
 ) -> VerifierProcess:
     given = ["--target", str(target)] if target is not None else []
-    serve = ["outrider.cloud_verifier", "serve", "--listen", listen, "--admin-listen", "none"]
+    serve = [
+        "outrider.cloud_verifier",
+        "serve",
+        "--listen",
+        listen,
+        "--admin-listen",
+        "none",
+        "--device",
+        "cpu",
+    ]
     return start_server(*serve, *given, *arguments)
 
 
