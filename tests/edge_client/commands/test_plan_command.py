@@ -197,7 +197,7 @@ def test_the_command_needs_no_models_and_prints_plain_text(capsys: pytest.Captur
 def test_json_labels_what_is_given_assumed_and_predicted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*FLAGS, "--alpha", "0.9,0.7", "--bandwidth-up", "1mbit", "--json"]) == 0
     plan = json.loads(capsys.readouterr().out)
-    assert plan["pays"] is True and plan["best"] == "co-located" and plan["schema"] == 1
+    assert plan["pays"] is True and plan["best"] == "co-located" and plan["schema"] == 2
     assert plan["parts"]["rtt"] == {"value": 50.0, "source": "given"}
     assert plan["parts"]["rate_up"] == {"value": 125_000.0, "source": "given"}
     assert plan["parts"]["rate_down"] == {"value": None, "source": "assumed"}
