@@ -21,9 +21,10 @@ from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, Backlog
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import Awaited, MakeRows, RoundFinisher, awaited, make_rows
 from outrider.cloud_verifier.engine.gathering import Gathering, SessionKey
+from outrider.cloud_verifier.engine.idle_time import IdleClock
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.observe import EngineObserver, memory_use
-from outrider.cloud_verifier.engine.scheduler import FairQueue, Plan, Scheduler
+from outrider.cloud_verifier.engine.scheduler import ADMISSION_S, FairQueue, Plan, Scheduler
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.verification.grammars import GrammarStore
@@ -36,7 +37,6 @@ log = logging.getLogger(__name__)
 POLL_S = 0.0002  # between looks whether a batch in flight is computed
 LAUNCH_SHARE = 0.2  # of the newest launch in the mean time of one
 TOLD_MEMORY_S = 1.0  # between two looks at memory for clients: an edge that streams asks every second
-ADMISSION_S = 0.002  # a step admits for so long; jobs that are left wait for the next one
 KV_RETRY_MS, SMALL_POOL_RETRY_MS = 50, 1000
 
 
@@ -100,7 +100,10 @@ class Engine:
             # A refused session comes again before it has been idle for too long.
             max_retry_ms=max(MIN_RETRY_MS, model.limits.session_idle_ttl_ms // 2),
         )
-        self.sessions = SessionManager(backend, self.observer, model.limits, tenant_max_sessions, clock)
+        self._inbox = FairQueue()
+        self.sessions = SessionManager(
+            backend, self.observer, model.limits, tenant_max_sessions, clock, self._inbox.has_job_of
+        )
         self.grammars = grammars
         self.admission = Admission(
             self.sessions, self.backlog, model, self.observer, grammars, self._submit_later
@@ -112,7 +115,6 @@ class Engine:
         self._hides_batch_size = hides_batch_size
         self._told_memory: MemoryUse | None = None
         self._told_until_s = 0.0
-        self._inbox = FairQueue()
         self._unobserved: _Batch | None = None  # the last step's
         self._in_flight: _Batch | None = None
         self._deferred: dict[SessionKey, list[Job]] = {}  # of the sessions in flight, what arrived meanwhile
@@ -199,6 +201,11 @@ class Engine:
     def seconds_to_sweep(self) -> float:
         """Returns how long it is until idle sessions are looked for again, with work or without."""
         return self.sessions.seconds_to_sweep
+
+    @property
+    def idle_clock(self) -> IdleClock:
+        """Returns what counts how long sessions and streams are idle."""
+        return self.sessions.idle_clock
 
     # ------------------------------------------------------------------------------------------- a step
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
 from outrider.cloud_verifier.engine.backlog import AdmissionTicket, Backlog, Refusal
+from outrider.cloud_verifier.engine.idle_time import IdleClock
 from outrider.cloud_verifier.engine.job import Disconnect, Job, num_tokens_of_round
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
@@ -84,6 +85,7 @@ class StreamContext:
     mailbox: Mailbox
     observer: EngineObserver
     clock: Clock
+    idle_clock: IdleClock
     max_unread_bytes: int
     limits: Limits
     registry: StreamRegistry = field(default_factory=StreamRegistry)
@@ -95,7 +97,7 @@ class SessionStream:
     def __init__(self, context: StreamContext, tenant: str, session_id: bytes, call: OpenCall) -> None:
         """`session_id` is empty where the call's metadata has none: the opening names it then."""
         self.answers = Answers(context.max_unread_bytes)
-        self.last_used_s = context.clock.now()
+        self.last_used_s = context.idle_clock.now()
         self.is_silent = True  # it has said nothing yet
         self._context = context
         self._tenant = tenant
@@ -142,7 +144,7 @@ class SessionStream:
     def _take(self, message: pb.SessionRequest) -> None:
         """Answers a request that is invalid, or over its tenant's bound. Refuses a round that has no room; the engine
         gets the others."""
-        self.last_used_s, self.is_silent = self._context.clock.now(), False
+        self.last_used_s, self.is_silent = self._context.idle_clock.now(), False
         try:
             request = codec.decode_request(message, self._context.limits)
             if isinstance(request, OpenRequest):
@@ -227,7 +229,7 @@ class SessionStream:
             self._call.give_back(num_ids)
         if self.answers.error is not None:
             return
-        self.last_used_s = self._context.clock.now()
+        self.last_used_s = self._context.idle_clock.now()
         if isinstance(response, RoundError):
             if response.code is RoundErrorCode.INVALID:
                 self._pause_s += REJECTION_S

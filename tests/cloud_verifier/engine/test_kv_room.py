@@ -88,7 +88,7 @@ def test_a_session_that_was_left_alone_gives_way_to_works_of_the_largest_tenant(
     known: Known = {}
     open_session(harness, known, 1, SMALL, 200)
     theirs = [open_session(harness, known, 10 + number, LARGE, 300) for number in range(3)]
-    harness.clock.now_s += 2 * OTHERS_ABOUT_S
+    harness.pass_time(2 * OTHERS_ABOUT_S)
     replies = [generate(harness, known, session_id) for session_id in theirs]
     harness.settle()
     assert all(isinstance(each[-1], GeneratedTokens) for each in replies)
