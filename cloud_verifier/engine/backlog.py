@@ -243,13 +243,20 @@ class Backlog:
 
     def _check_tokens(self, lane: _Lane, tenant: str, num_tokens: int) -> Refusal | None:
         most, own_most = self._limits.max_queue_tokens, self._limits.tenant_max_queue_tokens
-        if most and (everybody := lane.total) and everybody + num_tokens > most:
-            message = f"{everybody} tokens wait here; at most {most}"
+        is_full = bool(most and lane.total and lane.total + num_tokens > most)
+        if is_full and not self._has_share_left(lane, tenant):
+            message = f"{lane.total} tokens wait here; at most {most}"
             return Refusal("queue_tokens", message, self._drain_ms(lane))
         if own_most and (own := lane.of_tenant(tenant)) and own + num_tokens > own_most:
             message = f"{own} tokens of this tenant wait here; at most {own_most}"
             return Refusal("tenant_queue_tokens", message, self._drain_ms(lane))
         return None
+
+    def _has_share_left(self, lane: _Lane, tenant: str) -> bool:
+        """Returns whether the tenant may add to a full lane, which one tenant must not close to all others: it has less
+        there than its equal share. Together they add about as much as the lane's bound."""
+        most, num_tenants = self._limits.max_queue_tokens, lane.num_tenants_with(tenant)
+        return num_tenants > 1 and lane.of_tenant(tenant) < most / num_tenants and lane.total < 2 * most
 
     def _check_time(
         self,
