@@ -82,6 +82,12 @@ class Admission:
                 self._disconnect(job)
                 return None
 
+    def report_compiling(self, now_s: float) -> None:
+        """Tells the edges of openings that wait for their grammar so."""
+        for job in self._compiling.values():
+            if job.is_report_due(now_s):
+                job.report(0, job.num_tokens, now_s)
+
     # -------------------------------------------------------------------------------------- opening
 
     def _admit_open(self, job: Job, request: OpenRequest) -> Work | SessionResponse | None:

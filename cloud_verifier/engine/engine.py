@@ -30,7 +30,7 @@ from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.cloud_verifier.verification.rows import ProcessedRows
 from outrider.common.clock import SYSTEM_CLOCK, Clock
-from outrider.common.types import GenerateRequest, MemoryUse, ModelInfo, Progress, VerifyRequest
+from outrider.common.types import GenerateRequest, MemoryUse, ModelInfo, VerifyRequest
 
 log = logging.getLogger(__name__)
 
@@ -239,6 +239,7 @@ class Engine:
         self.sessions.note_used(self.backlog.take_refused())
         self.sessions.sweep()
         batch = self._schedule()
+        self._report_waiting(batch)
         if batch is not None:
             try:
                 self._forward_where_kv_allows(batch)
@@ -377,6 +378,18 @@ class Engine:
         self._planned = _Batch(plan, works, start_s) if works else None
         return self._planned
 
+    def _report_waiting(self, batch: _Batch | None) -> None:
+        """Tells the edges of openings and recomputations that this step does not feed that they wait."""
+        now_s = self.clock.now()
+        self.admission.report_compiling(now_s)
+        if batch is None or not batch.plan.prefill_tokens:
+            return
+        fed = {*batch.works, *(self._in_flight.works if self._in_flight is not None else ())}
+        for work in [each for each in self.sessions.active.values() if each not in fed and each.is_prefill]:
+            if work.job.is_report_due(now_s):
+                with self.sessions.isolate(work.job):
+                    work.report(now_s)
+
     def _forward_where_kv_allows(self, batch: _Batch) -> None:
         """Starts the forward, without the works that have to give way: the others go on in the same step."""
         while batch.works:
@@ -423,8 +436,7 @@ class Engine:
             its_rows = next(rest) if share.is_final else None
             with self.sessions.isolate(work.job):
                 if its_rows is None:
-                    done = work.total_tokens - work.num_pending
-                    work.job.reply(Progress(work.request.round_id, done, work.total_tokens))
+                    work.report(begin_s)
                 if its_rows is not None and self._finisher.finish(work, its_rows, shown_size):
                     if isinstance(work.request, VerifyRequest) and not work.session.waiting:
                         key = work.job.tenant, work.job.session_id

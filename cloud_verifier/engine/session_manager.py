@@ -27,7 +27,6 @@ from outrider.common.types import (
     GenerateRequest,
     Limits,
     OpenRequest,
-    Progress,
     RoundError,
     RoundErrorCode,
 )
@@ -248,7 +247,7 @@ class SessionManager:
         self.active[session] = work
         work.total_tokens = work.num_pending
         if work.is_catching_up:
-            work.job.reply(Progress(work.request.round_id, 0, work.total_tokens))
+            work.report(self._clock.now())
 
     def end_turn(self, session: Session) -> None:
         """Moves the session's work, which goes on, after all others."""

@@ -13,7 +13,7 @@ from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.admission import MAX_WAITING
 from outrider.cloud_verifier.engine.backlog import Refusal
-from outrider.cloud_verifier.engine.job import Job
+from outrider.cloud_verifier.engine.job import REPORT_S, Job
 from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.common.types import (
     CloseRequest,
@@ -21,6 +21,7 @@ from outrider.common.types import (
     GenerateRequest,
     Opened,
     OpenRequest,
+    Progress,
     RoundError,
     RoundErrorCode,
     SessionRequest,
@@ -260,6 +261,21 @@ def test_a_session_whose_round_waits_to_be_admitted_does_not_make_room_for_an_op
 def submit_openings(harness: Harness, names: Iterable[int]) -> list[list[SessionResponse]]:
     ids = [bytes([name]) * 16 for name in names]
     return [harness.submit(each, OpenRequest(each, (5, 6), 2, GREEDY)) for each in ids]
+
+
+def test_openings_that_wait_for_their_turn_hear_so_at_once_and_again() -> None:
+    harness = Harness(SlowBackend(), max_sessions=100, max_step_tokens=8)
+    harness.backend.clock = harness.clock  # type: ignore[attr-defined]
+    ids = [bytes([name]) * 16 for name in range(10, 14)]
+    replies = [harness.submit(each, OpenRequest(each, (5,) * 8, 8, GREEDY, round_id=3)) for each in ids]
+    waits = Progress(3, 0, 8)
+    harness.engine.step()
+    assert [type(each[-1]) for each in replies] == [Opened, Progress, Progress, Progress]
+    harness.engine.step()
+    assert replies[2:] == [[waits], [waits]]
+    harness.clock.now_s += REPORT_S
+    harness.engine.step()
+    assert replies[3] == [waits, waits]
 
 
 def test_sessions_do_not_expire_for_a_time_in_which_the_process_was_stopped() -> None:
