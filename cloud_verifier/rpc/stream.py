@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
+from outrider.cloud_verifier.engine.admission import MAX_WAITING
 from outrider.cloud_verifier.engine.backlog import AdmissionTicket, Backlog, Refusal
 from outrider.cloud_verifier.engine.idle_time import IdleClock
 from outrider.cloud_verifier.engine.job import Disconnect, Job, num_tokens_of_round
@@ -37,6 +38,7 @@ from outrider.common.types import (
 
 # For each answer to what is invalid: before it in a unary call, on a stream until the next message is read. Whoever
 # sends it would send the next at once, and each message takes the event loop time that the rounds of others wait for.
+# A refused round costs as much, or its hint where that is shorter, beyond those that a session may have in flight.
 REJECTION_S = 0.1
 
 SessionKey = tuple[str, bytes]
@@ -107,6 +109,7 @@ class SessionStream:
         self._generating: int | None = None
         self._call = call
         self._pause_s = 0.0  # until the next message is read
+        self._refused_until_s = 0.0  # the end of the times that refused rounds cost, one after another
         self._round_tokens: dict[int, int] = {}  # of the unanswered rounds, oldest first
         self._has_last_request = False  # the edge's half-close, or ours
         self._last_error: Exception | None = None  # how to end once everything is answered
@@ -252,9 +255,17 @@ class SessionStream:
         self._end_if_done()
 
     def _answer_refused(self, round_id: int, refusal: Refusal) -> None:
+        self._pace(min(refusal.retry_after_ms / 1000.0, REJECTION_S))
         if self.answers.error is None:
             self._context.observer.on_error(RoundErrorCode.REFUSED, self._session_id, round_id)
             self._put(codec.encode_refusal(round_id, refusal.message, refusal.retry_after_ms))
+
+    def _pace(self, cost_s: float) -> None:
+        """Stops reading for what a refused round costs, where more were refused in a short time than a session may have
+        in flight: those of a client that pipelines are answered at once."""
+        now_s = self._context.clock.now()
+        self._refused_until_s = max(self._refused_until_s, now_s) + cost_s
+        self._pause_s += max(0.0, self._refused_until_s - now_s - MAX_WAITING * cost_s)
 
     def _answer_invalid(self, message: pb.SessionRequest, error: InvalidFieldError) -> None:
         body = message.WhichOneof("body")
