@@ -66,16 +66,18 @@ class StreamRegistry:
         return iter(list(self._streams.values()))
 
     def bind(self, key: SessionKey, stream: SessionStream) -> None:
-        """Makes `stream` the one that carries this session; an older one of it ends."""
+        """Makes `stream` the one that carries this session; an older one of it ends at once, and is read no more."""
         older = self._streams.get(key)
         if older is not None and older is not stream:
-            older.end(SupersededError("a newer stream carries this session"))
+            older.cut_off(SupersededError("a newer stream carries this session"))
         self._streams[key] = stream
 
-    def unbind(self, key: SessionKey, stream: SessionStream) -> None:
-        """Removes `stream`, unless a newer one has taken its place."""
-        if self._streams.get(key) is stream:
-            del self._streams[key]
+    def unbind(self, key: SessionKey, stream: SessionStream) -> bool:
+        """Removes `stream`; returns False where a newer one has taken its place, which stays."""
+        if self._streams.get(key) is not stream:
+            return False
+        del self._streams[key]
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,8 +318,8 @@ class SessionStream:
         if not self.is_idle:
             self._call.take()
             self._submit(Disconnect())
-        self._context.registry.unbind((self._tenant, self._session_id), self)
-        self._context.backlog.leave_line(self._tenant, self._session_id)
+        if self._context.registry.unbind((self._tenant, self._session_id), self):
+            self._context.backlog.leave_line(self._tenant, self._session_id)
 
     def _stop_reading(self) -> None:
         if self._reader is not None:
