@@ -161,6 +161,11 @@ class Backlog:
         with self._lock:
             return self._retry_ms(self._wait_s(self._rounds.total))
 
+    def drain_ms(self) -> int:
+        """Returns how long all that waits now will take, prompts included."""
+        with self._lock:
+            return self._retry_ms(self._drain_s(self._rounds) + self._drain_s(self._prefills))
+
     # ------------------------------------------------------------------------------ from the engine
 
     def take_arrived(self) -> None:
@@ -246,10 +251,10 @@ class Backlog:
         is_full = bool(most and lane.total and lane.total + num_tokens > most)
         if is_full and not self._has_share_left(lane, tenant):
             message = f"{lane.total} tokens wait here; at most {most}"
-            return Refusal("queue_tokens", message, self._drain_ms(lane))
+            return Refusal("queue_tokens", message, self._retry_ms(self._drain_s(lane)))
         if own_most and (own := lane.of_tenant(tenant)) and own + num_tokens > own_most:
             message = f"{own} tokens of this tenant wait here; at most {own_most}"
-            return Refusal("tenant_queue_tokens", message, self._drain_ms(lane))
+            return Refusal("tenant_queue_tokens", message, self._retry_ms(self._drain_s(lane)))
         return None
 
     def _has_share_left(self, lane: _Lane, tenant: str) -> bool:
@@ -304,8 +309,8 @@ class Backlog:
         num_tokens += num_steps * self._prefill_chunk_tokens if self._prefills.total else 0
         return (num_steps - 1) * self._times.base_s + num_tokens * self._times.token_s
 
-    def _drain_ms(self, lane: _Lane) -> int:
-        return self._retry_ms(lane.total * (self._times.token_s + self._times.base_s / self._max_step_tokens))
+    def _drain_s(self, lane: _Lane) -> float:
+        return lane.total * (self._times.token_s + self._times.base_s / self._max_step_tokens)
 
     def _retry_ms(self, wait_s: float) -> int:
         return min(max(MIN_RETRY_MS, math.ceil(wait_s * 1000.0)), self._max_retry_ms)

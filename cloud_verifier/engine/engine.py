@@ -467,7 +467,8 @@ class Engine:
             if len(self.sessions.active) == 1:
                 self.sessions.refuse(newest, f"the KV pool is too small: {error}", SMALL_POOL_RETRY_MS)
             else:
-                self.sessions.refuse(newest, f"no KV blocks are free: {error}", KV_RETRY_MS)
+                retry_ms = max(KV_RETRY_MS, self.backlog.drain_ms())
+                self.sessions.refuse(newest, f"no KV blocks are free: {error}", retry_ms)
         return newest
 
     def _now_ns(self) -> int:
