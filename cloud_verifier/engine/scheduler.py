@@ -300,7 +300,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._arrived: deque[Job] = deque()
         self._waiting: dict[str, deque[Job]] = {}
-        self._num_of: Counter[Key] = Counter()  # jobs in `_waiting`, by session
+        self._num_of: dict[Key, int] = {}  # jobs in `_waiting`, by session
         self._spent_s: dict[str, float] = {}
         self._floor_s = 0.0  # spent by the tenant whose turn was last; only rises
         # Each is changed by one thread: jobs and tokens.
@@ -321,12 +321,14 @@ class FairQueue:
 
     def has_job_of(self, key: Key) -> bool:
         """Returns whether there is a job of the session. For the thread that takes."""
-        self._sort_arrived()
+        if self._arrived:
+            self._sort_arrived()
         return key in self._num_of
 
     def take(self) -> Job | None:
         """Returns the next job, None where there is none."""
-        self._sort_arrived()
+        if self._arrived:
+            self._sort_arrived()
         if not self._waiting:
             self._spent_s.clear()
             return None
@@ -337,9 +339,8 @@ class FairQueue:
         if not jobs:
             del self._waiting[tenant]
         key = job.tenant, job.session_id
-        self._num_of[key] -= 1
-        if not self._num_of[key]:
-            del self._num_of[key]
+        if num_left := self._num_of.pop(key) - 1:
+            self._num_of[key] = num_left
         self._num_taken = [self._num_taken[0] + 1, self._num_taken[1] + job.num_tokens]
         return job
 
@@ -351,14 +352,12 @@ class FairQueue:
 
     def _sort_arrived(self) -> None:
         """Sorts what has arrived by tenant."""
-        if not self._arrived:
-            return
-        self._spent_s = {
-            tenant: spent_s for tenant, spent_s in self._spent_s.items() if spent_s > self._floor_s
-        }
+        floor_s = self._floor_s
+        self._spent_s = {tenant: spent_s for tenant, spent_s in self._spent_s.items() if spent_s > floor_s}
         while self._arrived:
             job = self._arrived.popleft()
             self._waiting.setdefault(job.tenant, deque()).append(job)
-            self._num_of[job.tenant, job.session_id] += 1
+            key = job.tenant, job.session_id
+            self._num_of[key] = self._num_of.get(key, 0) + 1
         for tenant in self._waiting:
-            self._spent_s.setdefault(tenant, self._floor_s)
+            self._spent_s.setdefault(tenant, floor_s)
