@@ -248,6 +248,8 @@ class Admission:
             return _refusal(job.round_id, Refusal("waiting", message, self._backlog.retry_ms()), session)
         session.waiting.append(job)
         self._sessions.end_generation(session)
+        if session.running is not None and isinstance(job.request, OpenRequest):
+            job.report(0, job.num_tokens, job.arrival_ns / 1e9)
         return None
 
     # -------------------------------------------------------------------------------- cancel, close

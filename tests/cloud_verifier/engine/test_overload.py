@@ -278,6 +278,19 @@ def test_openings_that_wait_for_their_turn_hear_so_at_once_and_again() -> None:
     assert replies[3] == [waits, waits]
 
 
+def test_an_opening_that_waits_for_its_own_sessions_round_hears_so() -> None:
+    harness = Harness(FakeBackend(max_context=600), max_step_tokens=8)
+    session_id, opened = harness.open()
+    kept = tuple(i % 31 + 1 for i in range(100))
+    harness.submit(session_id, VerifyRequest(1, opened.position, opened.hash, kept))
+    harness.engine.step()
+    again = harness.submit(session_id, OpenRequest(session_id, (1, 2), 2, GREEDY, round_id=2))
+    harness.engine.step()
+    assert again == [Progress(2, 0, 2)]
+    harness.settle()
+    assert isinstance(again[-1], Opened)
+
+
 def test_sessions_do_not_expire_for_a_time_in_which_the_process_was_stopped() -> None:
     harness = Harness(session_idle_ttl_ms=10_000)
     session_id, opened = harness.open()
