@@ -194,7 +194,8 @@ class ServeConfig:
     )
     max_queue_tokens: int = option(
         65_536,
-        "most tokens of rounds that may wait, and as many of prompts; 0 is no limit",
+        "most tokens of rounds that may wait, and as many of prompts; beyond it a tenant with less than its equal "
+        "share is let in, up to about twice as many of all; 0 is no limit",
         metavar="N",
         minimum=0,
     )

@@ -122,6 +122,11 @@ class _Session:
             if body.WhichOneof("body") != "progress":
                 return body
 
+    async def read_all(self) -> None:
+        """Reads answers, whatever they say, until the stream ends."""
+        while await self._call.read() is not grpc.aio.EOF:
+            pass
+
     async def close(self) -> None:
         """Closes the session and ends the stream."""
         await self.write(close=pb.CloseRequest())
@@ -338,6 +343,22 @@ async def cancels(abuser: Abuser) -> None:
     await abuser.everywhere(one)
 
 
+async def refused_rounds(abuser: Abuser) -> None:
+    """Sends rounds that cannot be answered by their deadline where anybody else is served, and heeds no hint."""
+
+    async def one() -> None:
+        session = _Session(abuser)
+        await session.open()
+        reading = asyncio.create_task(session.read_all())
+        try:
+            while not reading.done():
+                await session.write(verify=session.request(1, deadline_ms=1))
+        finally:
+            reading.cancel()
+
+    await abuser.everywhere(one)
+
+
 async def unary_flood(abuser: Abuser) -> None:
     """Makes unary calls for sessions that nobody opened, many at a time."""
     stub = outrider_pb2_grpc.VerifierStub(abuser.channel)
@@ -400,6 +421,7 @@ ABUSES: dict[str, Callable[[Abuser], Awaitable[None]]] = {
         silent_streams,
         silent_calls,
         cancels,
+        refused_rounds,
         unary_flood,
         co_located,
     )

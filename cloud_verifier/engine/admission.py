@@ -82,6 +82,12 @@ class Admission:
                 self._disconnect(job)
                 return None
 
+    def report_compiling(self, now_s: float) -> None:
+        """Tells the edges of openings that wait for their grammar so."""
+        for job in self._compiling.values():
+            if job.is_report_due(now_s):
+                job.report(0, job.num_tokens, now_s)
+
     # -------------------------------------------------------------------------------------- opening
 
     def _admit_open(self, job: Job, request: OpenRequest) -> Work | SessionResponse | None:
@@ -242,6 +248,8 @@ class Admission:
             return _refusal(job.round_id, Refusal("waiting", message, self._backlog.retry_ms()), session)
         session.waiting.append(job)
         self._sessions.end_generation(session)
+        if session.running is not None and isinstance(job.request, OpenRequest):
+            job.report(0, job.num_tokens, job.arrival_ns / 1e9)
         return None
 
     # -------------------------------------------------------------------------------- cancel, close

@@ -161,6 +161,11 @@ class Backlog:
         with self._lock:
             return self._retry_ms(self._wait_s(self._rounds.total))
 
+    def drain_ms(self) -> int:
+        """Returns how long all that waits now will take, prompts included."""
+        with self._lock:
+            return self._retry_ms(self._drain_s(self._rounds) + self._drain_s(self._prefills))
+
     # ------------------------------------------------------------------------------ from the engine
 
     def take_arrived(self) -> None:
@@ -243,13 +248,20 @@ class Backlog:
 
     def _check_tokens(self, lane: _Lane, tenant: str, num_tokens: int) -> Refusal | None:
         most, own_most = self._limits.max_queue_tokens, self._limits.tenant_max_queue_tokens
-        if most and (everybody := lane.total) and everybody + num_tokens > most:
-            message = f"{everybody} tokens wait here; at most {most}"
-            return Refusal("queue_tokens", message, self._drain_ms(lane))
+        is_full = bool(most and lane.total and lane.total + num_tokens > most)
+        if is_full and not self._has_share_left(lane, tenant):
+            message = f"{lane.total} tokens wait here; at most {most}"
+            return Refusal("queue_tokens", message, self._retry_ms(self._drain_s(lane)))
         if own_most and (own := lane.of_tenant(tenant)) and own + num_tokens > own_most:
             message = f"{own} tokens of this tenant wait here; at most {own_most}"
-            return Refusal("tenant_queue_tokens", message, self._drain_ms(lane))
+            return Refusal("tenant_queue_tokens", message, self._retry_ms(self._drain_s(lane)))
         return None
+
+    def _has_share_left(self, lane: _Lane, tenant: str) -> bool:
+        """Returns whether the tenant may add to a full lane, which one tenant must not close to all others: it has less
+        there than its equal share. Together they add about as much as the lane's bound."""
+        most, num_tenants = self._limits.max_queue_tokens, lane.num_tenants_with(tenant)
+        return num_tenants > 1 and lane.of_tenant(tenant) < most / num_tenants and lane.total < 2 * most
 
     def _check_time(
         self,
@@ -297,8 +309,8 @@ class Backlog:
         num_tokens += num_steps * self._prefill_chunk_tokens if self._prefills.total else 0
         return (num_steps - 1) * self._times.base_s + num_tokens * self._times.token_s
 
-    def _drain_ms(self, lane: _Lane) -> int:
-        return self._retry_ms(lane.total * (self._times.token_s + self._times.base_s / self._max_step_tokens))
+    def _drain_s(self, lane: _Lane) -> float:
+        return lane.total * (self._times.token_s + self._times.base_s / self._max_step_tokens)
 
     def _retry_ms(self, wait_s: float) -> int:
         return min(max(MIN_RETRY_MS, math.ceil(wait_s * 1000.0)), self._max_retry_ms)

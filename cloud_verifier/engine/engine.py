@@ -21,25 +21,24 @@ from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, Backlog
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import Awaited, MakeRows, RoundFinisher, awaited, make_rows
 from outrider.cloud_verifier.engine.gathering import Gathering, SessionKey
+from outrider.cloud_verifier.engine.idle_time import IdleClock
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.observe import EngineObserver, memory_use
-from outrider.cloud_verifier.engine.scheduler import FairQueue, Plan, Scheduler
+from outrider.cloud_verifier.engine.scheduler import ADMISSION_S, FairQueue, Plan, Scheduler
 from outrider.cloud_verifier.engine.session_manager import SessionManager
 from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.cloud_verifier.verification.rows import ProcessedRows
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.process.logs import LogLimiter
-from outrider.common.types import GenerateRequest, MemoryUse, ModelInfo, Progress, VerifyRequest
+from outrider.common.types import GenerateRequest, MemoryUse, ModelInfo, VerifyRequest
 
 log = logging.getLogger(__name__)
 
 POLL_S = 0.0002  # between looks whether a batch in flight is computed
 LAUNCH_SHARE = 0.2  # of the newest launch in the mean time of one
-MEMORY_REPORT_INTERVAL_S = (
-    1.0  # between two looks at memory for clients: an edge that streams asks every second
-)
-ADMISSION_S = 0.002  # a step admits for so long; jobs that are left wait for the next one
+# Between two looks at memory for clients: an edge that streams asks every second.
+MEMORY_REPORT_INTERVAL_S = 1.0
 KV_RETRY_MS, SMALL_POOL_RETRY_MS = 50, 1000
 
 
@@ -103,7 +102,10 @@ class Engine:
             # A refused session comes again before it has been idle for too long.
             max_retry_ms=max(MIN_RETRY_MS, model.limits.session_idle_ttl_ms // 2),
         )
-        self.sessions = SessionManager(backend, self.observer, model.limits, tenant_max_sessions, clock)
+        self._inbox = FairQueue()
+        self.sessions = SessionManager(
+            backend, self.observer, model.limits, tenant_max_sessions, clock, self._inbox.has_job_of
+        )
         self.grammars = grammars
         self.admission = Admission(
             self.sessions, self.backlog, model, self.observer, grammars, self._submit_later
@@ -115,7 +117,6 @@ class Engine:
         self._hides_batch_size = hides_batch_size
         self._reported_memory: MemoryUse | None = None
         self._memory_reported_until_s = 0.0
-        self._inbox = FairQueue()
         self._unobserved: _Batch | None = None  # the last step's
         self._in_flight: _Batch | None = None
         self._deferred: dict[SessionKey, list[Job]] = {}  # of the sessions in flight, what arrived meanwhile
@@ -205,6 +206,11 @@ class Engine:
         """Returns how long it is until idle sessions are looked for again, with work or without."""
         return self.sessions.seconds_to_sweep
 
+    @property
+    def idle_clock(self) -> IdleClock:
+        """Returns what counts how long sessions and streams are idle."""
+        return self.sessions.idle_clock
+
     # ------------------------------------------------------------------------------------------- a step
 
     def step(self) -> bool:
@@ -237,6 +243,7 @@ class Engine:
         self.sessions.note_used(self.backlog.take_refused())
         self.sessions.sweep()
         batch = self._schedule()
+        self._report_waiting(batch)
         if batch is not None:
             try:
                 self._forward_where_kv_allows(batch)
@@ -376,6 +383,18 @@ class Engine:
         self._planned = _Batch(plan, works, start_s) if works else None
         return self._planned
 
+    def _report_waiting(self, batch: _Batch | None) -> None:
+        """Tells the edges of openings and recomputations that this step does not feed that they wait."""
+        now_s = self.clock.now()
+        self.admission.report_compiling(now_s)
+        if batch is None or not batch.plan.prefill_tokens:
+            return
+        fed = {*batch.works, *(self._in_flight.works if self._in_flight is not None else ())}
+        for work in [each for each in self.sessions.active.values() if each not in fed and each.is_prefill]:
+            if work.job.is_report_due(now_s):
+                with self.sessions.isolate(work.job):
+                    work.report(now_s)
+
     def _forward_where_kv_allows(self, batch: _Batch) -> None:
         """Starts the forward, without the works that have to give way: the others go on in the same step."""
         while batch.works:
@@ -422,8 +441,7 @@ class Engine:
             its_rows = next(rest) if share.is_final else None
             with self.sessions.isolate(work.job):
                 if its_rows is None:
-                    done = work.total_tokens - work.num_pending
-                    work.job.reply(Progress(work.request.round_id, done, work.total_tokens))
+                    work.report(begin_s)
                 if its_rows is not None and self._finisher.finish(work, its_rows, shown_size):
                     if isinstance(work.request, VerifyRequest) and not work.session.waiting:
                         key = work.job.tenant, work.job.session_id
@@ -454,7 +472,8 @@ class Engine:
             if len(self.sessions.active) == 1:
                 self.sessions.refuse(newest, f"the KV pool is too small: {error}", SMALL_POOL_RETRY_MS)
             else:
-                self.sessions.refuse(newest, f"no KV blocks are free: {error}", KV_RETRY_MS)
+                retry_ms = max(KV_RETRY_MS, self.backlog.drain_ms())
+                self.sessions.refuse(newest, f"no KV blocks are free: {error}", retry_ms)
         return newest
 
     def _now_ns(self) -> int:

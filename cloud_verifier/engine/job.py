@@ -11,6 +11,7 @@ from outrider.cloud_verifier.verification.grammars import Found
 from outrider.common.types import (
     GenerateRequest,
     OpenRequest,
+    Progress,
     SessionRequest,
     SessionResponse,
     VerifyRequest,
@@ -18,6 +19,11 @@ from outrider.common.types import (
 
 Reply = Callable[[SessionResponse], object]
 """Takes one answer. Called within a step, on whatever thread that runs; must not block."""
+
+
+# Between two reports to an edge whose opening or recomputation waits: after 5 silent seconds it sends again, and gives
+# up its place in the queue.
+REPORT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,7 @@ class Job:
     call: object = None  # that the request came by: the same object for all requests of a call
     found: Found | None = None  # of an opening that waited for its grammar
     on_taken: Callable[[], object] | None = None  # of a request without an answer: called as `reply` is
+    reported_s: float = float("-inf")  # when its edge was last told how far it is
 
     @property
     def num_tokens(self) -> int:
@@ -57,6 +64,15 @@ class Job:
     def round_id(self) -> int:
         """Returns the request's round, 0 where it has none."""
         return getattr(self.request, "round_id", 0)
+
+    def report(self, done: int, total: int, now_s: float) -> None:
+        """Tells its edge how many of its tokens are computed."""
+        self.reported_s = now_s
+        self.reply(Progress(self.round_id, done, total))
+
+    def is_report_due(self, now_s: float) -> bool:
+        """Returns whether its edge is to be told that it waits."""
+        return now_s >= self.reported_s + REPORT_S
 
 
 def num_tokens_of_round(num_committed_tokens: int, num_draft_tokens: int) -> int:

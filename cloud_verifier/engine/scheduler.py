@@ -19,12 +19,16 @@ from typing import Protocol
 
 from outrider.cloud_verifier.engine.forward_time import ForwardTime
 from outrider.cloud_verifier.engine.job import Job
+from outrider.cloud_verifier.engine.line import Key
 
 _HOST_MEMORY = 0.8  # weight that a tenant's mean host time keeps with every later work
 HOST_SHARE = 0.25  # of the largest forward's time: what expensive works may add to a step of several tenants
 CHUNK_SHARE = 0.25  # of a step, in time: what the smallest chunk of a prefill may take of it
 OTHERS_ABOUT_S = 10.0  # a tenant's next works are expected this long after it wanted something
 ROUNDS_ABOUT_S = 1.0  # rounds are expected this long after the last answer: prefill chunks stay small
+ADMISSION_S = 0.002  # a step admits for so long; jobs that are left wait for the next one
+# What a tenant may have had of it beyond the others: after so many steps it is next.
+MAX_DEBT_S = 4 * ADMISSION_S
 
 
 class Schedulable(Protocol):
@@ -286,15 +290,19 @@ def _tokens_by_tenant(lane: list[_Item]) -> dict[str, int]:
 
 
 class FairQueue:
-    """Hands out jobs by tenant: first the tenant whose jobs took the least time so far, its oldest job first.
+    """Hands out jobs by tenant: first the tenant whose jobs took the least time lately, its oldest job first.
 
+    A tenant that comes begins with the least of the others, and none is charged for more than `MAX_DEBT_S` beyond
+    that: what one job took, or the machine while it was admitted, costs its tenant a few turns.
     Jobs are put from one thread and taken on another.
     """
 
     def __init__(self) -> None:
         self._arrived: deque[Job] = deque()
         self._waiting: dict[str, deque[Job]] = {}
-        self._spent_s: dict[str, float] = {}  # a tenant that comes begins with the least of the others
+        self._num_of: dict[Key, int] = {}  # jobs in `_waiting`, by session
+        self._spent_s: dict[str, float] = {}
+        self._floor_s = 0.0  # spent by the tenant whose turn was last; only rises
         # Each is changed by one thread: jobs and tokens.
         self._num_put, self._num_taken = [0, 0], [0, 0]
 
@@ -311,23 +319,45 @@ class FairQueue:
         self._num_put = [self._num_put[0] + 1, self._num_put[1] + job.num_tokens]
         self._arrived.append(job)
 
+    def has_job_of(self, key: Key) -> bool:
+        """Returns whether there is a job of the session. For the thread that takes."""
+        if self._arrived:
+            self._sort_arrived()
+        return key in self._num_of
+
     def take(self) -> Job | None:
         """Returns the next job, None where there is none."""
-        while self._arrived:
-            job = self._arrived.popleft()
-            self._waiting.setdefault(job.tenant, deque()).append(job)
-            self._spent_s.setdefault(job.tenant, min(self._spent_s.values(), default=0.0))
+        if self._arrived:
+            self._sort_arrived()
         if not self._waiting:
             self._spent_s.clear()
             return None
-        tenant = min(self._waiting, key=lambda each: self._spent_s[each])
+        tenant = min(self._waiting, key=self._spent_s.__getitem__)
+        self._floor_s = self._spent_s[tenant]
         jobs = self._waiting[tenant]
         job = jobs.popleft()
         if not jobs:
             del self._waiting[tenant]
+        key = job.tenant, job.session_id
+        if num_left := self._num_of.pop(key) - 1:
+            self._num_of[key] = num_left
         self._num_taken = [self._num_taken[0] + 1, self._num_taken[1] + job.num_tokens]
         return job
 
     def charge(self, tenant: str, seconds: float) -> None:
         """Charges what a job of `tenant` took."""
-        self._spent_s[tenant] += seconds
+        self._spent_s[tenant] = min(
+            self._spent_s.get(tenant, self._floor_s) + seconds, self._floor_s + MAX_DEBT_S
+        )
+
+    def _sort_arrived(self) -> None:
+        """Sorts what has arrived by tenant."""
+        floor_s = self._floor_s
+        self._spent_s = {tenant: spent_s for tenant, spent_s in self._spent_s.items() if spent_s > floor_s}
+        while self._arrived:
+            job = self._arrived.popleft()
+            self._waiting.setdefault(job.tenant, deque()).append(job)
+            key = job.tenant, job.session_id
+            self._num_of[key] = self._num_of.get(key, 0) + 1
+        for tenant in self._waiting:
+            self._spent_s.setdefault(tenant, floor_s)

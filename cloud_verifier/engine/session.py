@@ -48,7 +48,7 @@ class Session:
     opening: OpenRequest
     chain: TokenChain
     stop_ids: frozenset[int]
-    last_used_s: float
+    last_used_s: float  # by the manager's `idle_clock`
     tenant: str = DEFAULT_TENANT
     number: int = 0  # in the order of first openings
     kv: KVSequence | None = None

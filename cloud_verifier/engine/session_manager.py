@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from outrider.cloud_verifier.backends.base import TargetBackend
+from outrider.cloud_verifier.engine.idle_time import SWEEP_S, IdleClock
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.line import Key
 from outrider.cloud_verifier.engine.observe import EngineObserver
@@ -27,14 +28,13 @@ from outrider.common.types import (
     GenerateRequest,
     Limits,
     OpenRequest,
-    Progress,
     RoundError,
     RoundErrorCode,
 )
 
 log = logging.getLogger(__name__)
 
-SWEEP_S, NEXT_LOT_S, MAX_SWEPT = 1.0, 0.01, 8  # between looks for expired sessions, and how many go at once
+NEXT_LOT_S, MAX_SWEPT = 0.01, 8  # of many sessions that expire together, how many go at once
 INTERNAL_MESSAGE = "the verifier failed here (its log says where); open the session again"
 
 
@@ -52,15 +52,19 @@ class SessionManager:
         limits: Limits,
         tenant_max_sessions: int,
         clock: Clock,
+        has_arrived: Callable[[Key], bool],
     ) -> None:
-        """`tenant_max_sessions` of 0 is no limit but `limits.max_sessions`."""
+        """`tenant_max_sessions` of 0 is no limit but `limits.max_sessions`. `has_arrived` returns whether a request of
+        a session waits to be admitted: that session is not idle."""
         self.max_sessions = limits.max_sessions
         self.active: dict[Session, Work] = {}  # in order of their turn
         self._tenant_max_sessions = tenant_max_sessions or limits.max_sessions
         self._idle_ttl_s = limits.session_idle_ttl_ms / 1000.0
         self._backend = backend
         self._observer = observer
+        self.idle_clock = IdleClock(clock)
         self._clock = clock
+        self._has_arrived = has_arrived
         self._sessions: OrderedDict[Key, Session] = OrderedDict()
         self._num_of: Counter[str] = Counter()  # sessions of each tenant that has any
         self._num_opened = 0
@@ -87,7 +91,7 @@ class SessionManager:
         """Returns a new session, or the known one with its sequence replaced; KV of the common prefix stays."""
         session = self._sessions.get((tenant, opening.session_id))
         if session is None:
-            session = Session(opening, TokenChain(opening.token_ids), stop_ids, self._clock.now(), tenant)
+            session = Session(opening, TokenChain(opening.token_ids), stop_ids, self.idle_clock.now(), tenant)
             session.last_round_id, session.number = opening.round_id, self._num_opened
             self._num_opened += 1
             self._sessions[tenant, opening.session_id] = session
@@ -107,7 +111,7 @@ class SessionManager:
         is_own_full = self._num_of[tenant] >= self._tenant_max_sessions
         if not is_own_full and len(self._sessions) < self.max_sessions:
             return ""
-        idle = [s for s in self if not s.is_busy and (s.tenant == tenant or not is_own_full)]
+        idle = [s for s in self if (s.tenant == tenant or not is_own_full) and self._is_idle(s)]
         if not idle:
             own = f"all {self._tenant_max_sessions} sessions of this tenant"
             return own if is_own_full else f"all {self.max_sessions} sessions"
@@ -139,23 +143,27 @@ class SessionManager:
 
     def sweep(self) -> None:
         """Ends sessions that were idle for longer than the TTL, where it is time to look for them."""
-        now_s = self._clock.now()
-        if now_s < self._next_sweep_s:
+        self.idle_clock.look()
+        if self.seconds_to_sweep > 0:
             return
+        now_s = self.idle_clock.now()
         expired: list[Session] = []
         for session in self:
             if session.last_used_s >= now_s - self._idle_ttl_s or len(expired) == MAX_SWEPT:
                 break  # used later, and so are all that follow
-            if not session.is_busy:
+            if self._is_idle(session):
                 expired.append(session)
         for session in expired:
             self._observer.on_expired(session.opening.session_id, self._idle_ttl_s)
             self.forget(session)
         # Many that expire together go in small lots, between the steps of the others.
-        self._next_sweep_s = now_s + (SWEEP_S if len(expired) < MAX_SWEPT else NEXT_LOT_S)
+        self._next_sweep_s = self._clock.now() + (SWEEP_S if len(expired) < MAX_SWEPT else NEXT_LOT_S)
+
+    def _is_idle(self, session: Session) -> bool:
+        return not session.is_busy and not self._has_arrived((session.tenant, session.opening.session_id))
 
     def _touch(self, session: Session) -> None:
-        session.last_used_s = self._clock.now()
+        session.last_used_s = self.idle_clock.now()
         self._sessions.move_to_end((session.tenant, session.opening.session_id))
 
     # ------------------------------------------------------------------------------------------- KV
@@ -217,7 +225,7 @@ class SessionManager:
         has_more = held[newest.tenant] > held[victim.tenant]
         if has_more and sum(session.tenant == newest.tenant for session in self.active) > 1:
             # The least recently used of all is not expected back, or every idle one is.
-            return idle[0] if idle[0].last_used_s < self._clock.now() - OTHERS_ABOUT_S else None
+            return idle[0] if idle[0].last_used_s < self.idle_clock.now() - OTHERS_ABOUT_S else None
         return victim
 
     def evict(self, session: Session) -> None:
@@ -241,7 +249,7 @@ class SessionManager:
         self.active[session] = work
         work.total_tokens = work.num_pending
         if work.is_catching_up:
-            work.job.reply(Progress(work.request.round_id, 0, work.total_tokens))
+            work.report(self._clock.now())
 
     def end_turn(self, session: Session) -> None:
         """Moves the session's work, which goes on, after all others."""

@@ -105,6 +105,10 @@ class Work:
         """Returns whether it may be fed in chunks beside the rounds that others wait for."""
         return isinstance(self.request, OpenRequest) or self.is_catching_up
 
+    def report(self, now_s: float) -> None:
+        """Tells its edge how far it is."""
+        self.job.report(self.total_tokens - self.num_pending, self.total_tokens, now_s)
+
     def is_expired(self, now_ns: int) -> bool:
         """Returns whether it is a round not begun by its deadline. Nothing else expires."""
         return (

@@ -32,7 +32,8 @@ class Answers:
     def put(self, message: bytes) -> None:
         """Queues a message. Raises `UnreadError` where too much is unread; a single message always fits."""
         if self._num_bytes and self._num_bytes + len(message) > self._max_unread_bytes:
-            raise UnreadError(f"{self._num_bytes} bytes of answers were not read")
+            most = f"at most {self._max_unread_bytes} may wait (--max-unread-bytes)"
+            raise UnreadError(f"{self._num_bytes} bytes of answers were not read in time; {most}")
         self._num_bytes += len(message)
         self._append(message)
 

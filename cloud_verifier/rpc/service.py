@@ -122,6 +122,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             mailbox=Mailbox(asyncio.get_running_loop()),
             observer=engine.observer,
             clock=engine.clock,
+            idle_clock=engine.idle_clock,
             max_unread_bytes=self._max_unread_bytes,
             limits=engine.model.limits,
             registry=self._streams,
@@ -144,7 +145,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
 
     def end_idle_streams(self) -> None:
         """Ends streams that were idle for longer than a session may be, and sooner those that said nothing."""
-        now_s, ttl_s = self._engine.clock.now(), self.occupancy.limits.idle_ttl_s
+        now_s, ttl_s = self._engine.idle_clock.now(), self.occupancy.limits.idle_ttl_s
         for stream in [each for each in self._open if each.is_idle]:
             idle_s = now_s - stream.last_used_s
             if idle_s > ttl_s or (stream.is_silent and idle_s > SILENT_S):

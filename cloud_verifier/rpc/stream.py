@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 
+from outrider.cloud_verifier.engine.admission import MAX_WAITING
 from outrider.cloud_verifier.engine.backlog import AdmissionTicket, Backlog, Refusal
+from outrider.cloud_verifier.engine.idle_time import IdleClock
 from outrider.cloud_verifier.engine.job import Disconnect, Job, num_tokens_of_round
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
@@ -36,6 +38,7 @@ from outrider.common.types import (
 
 # For each answer to what is invalid: before it in a unary call, on a stream until the next message is read. Whoever
 # sends it would send the next at once, and each message takes the event loop time that the rounds of others wait for.
+# A refused round costs as much, or its hint where that is shorter, beyond those that a session may have in flight.
 REJECTION_S = 0.1
 
 SessionKey = tuple[str, bytes]
@@ -63,16 +66,18 @@ class StreamRegistry:
         return iter(list(self._streams.values()))
 
     def bind(self, key: SessionKey, stream: SessionStream) -> None:
-        """Makes `stream` the one that carries this session; an older one of it ends."""
+        """Makes `stream` the one that carries this session; an older one of it ends at once, and is read no more."""
         older = self._streams.get(key)
         if older is not None and older is not stream:
-            older.end(SupersededError("a newer stream carries this session"))
+            older.cut_off(SupersededError("a newer stream carries this session"))
         self._streams[key] = stream
 
-    def unbind(self, key: SessionKey, stream: SessionStream) -> None:
-        """Removes `stream`, unless a newer one has taken its place."""
-        if self._streams.get(key) is stream:
-            del self._streams[key]
+    def unbind(self, key: SessionKey, stream: SessionStream) -> bool:
+        """Removes `stream`; returns False where a newer one has taken its place, which stays."""
+        if self._streams.get(key) is not stream:
+            return False
+        del self._streams[key]
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +89,7 @@ class StreamContext:
     mailbox: Mailbox
     observer: EngineObserver
     clock: Clock
+    idle_clock: IdleClock
     max_unread_bytes: int
     limits: Limits
     registry: StreamRegistry = field(default_factory=StreamRegistry)
@@ -95,7 +101,7 @@ class SessionStream:
     def __init__(self, context: StreamContext, tenant: str, session_id: bytes, call: OpenCall) -> None:
         """`session_id` is empty where the call's metadata has none: the opening names it then."""
         self.answers = Answers(context.max_unread_bytes)
-        self.last_used_s = context.clock.now()
+        self.last_used_s = context.idle_clock.now()
         self.is_silent = True  # it has said nothing yet
         self._context = context
         self._tenant = tenant
@@ -105,6 +111,7 @@ class SessionStream:
         self._generating: int | None = None
         self._call = call
         self._pause_s = 0.0  # until the next message is read
+        self._refused_until_s = 0.0  # the end of the times that refused rounds cost, one after another
         self._round_tokens: dict[int, int] = {}  # of the unanswered rounds, oldest first
         self._has_last_request = False  # the edge's half-close, or ours
         self._last_error: Exception | None = None  # how to end once everything is answered
@@ -142,7 +149,7 @@ class SessionStream:
     def _take(self, message: pb.SessionRequest) -> None:
         """Answers a request that is invalid, or over its tenant's bound. Refuses a round that has no room; the engine
         gets the others."""
-        self.last_used_s, self.is_silent = self._context.clock.now(), False
+        self.last_used_s, self.is_silent = self._context.idle_clock.now(), False
         try:
             request = codec.decode_request(message, self._context.limits)
             if isinstance(request, OpenRequest):
@@ -227,7 +234,7 @@ class SessionStream:
             self._call.give_back(num_ids)
         if self.answers.error is not None:
             return
-        self.last_used_s = self._context.clock.now()
+        self.last_used_s = self._context.idle_clock.now()
         if isinstance(response, RoundError):
             if response.code is RoundErrorCode.INVALID:
                 self._pause_s += REJECTION_S
@@ -250,9 +257,17 @@ class SessionStream:
         self._end_if_done()
 
     def _answer_refused(self, round_id: int, refusal: Refusal) -> None:
+        self._pace(min(refusal.retry_after_ms / 1000.0, REJECTION_S))
         if self.answers.error is None:
             self._context.observer.on_error(RoundErrorCode.REFUSED, self._session_id, round_id)
             self._put(codec.encode_refusal(round_id, refusal.message, refusal.retry_after_ms))
+
+    def _pace(self, cost_s: float) -> None:
+        """Stops reading for what a refused round costs, where more were refused in a short time than a session may have
+        in flight: those of a client that pipelines are answered at once."""
+        now_s = self._context.clock.now()
+        self._refused_until_s = max(self._refused_until_s, now_s) + cost_s
+        self._pause_s += max(0.0, self._refused_until_s - now_s - MAX_WAITING * cost_s)
 
     def _answer_invalid(self, message: pb.SessionRequest, error: InvalidFieldError) -> None:
         body = message.WhichOneof("body")
@@ -303,8 +318,8 @@ class SessionStream:
         if not self.is_idle:
             self._call.take()
             self._submit(Disconnect())
-        self._context.registry.unbind((self._tenant, self._session_id), self)
-        self._context.backlog.leave_line(self._tenant, self._session_id)
+        if self._context.registry.unbind((self._tenant, self._session_id), self):
+            self._context.backlog.leave_line(self._tenant, self._session_id)
 
     def _stop_reading(self) -> None:
         if self._reader is not None:

@@ -307,16 +307,17 @@ class RemoteVerifier:
         self, request: GenerateRequest, silence_s: float, patience_s: float
     ) -> Iterator[GeneratedTokens]:
         """Yields the stream of one `Generate`. After a refusal it waits for the time that the verifier named
-        and ends early; where that is longer than `patience_s`, the refusal is a `RoundFailedError`.
+        and ends early; where that is longer than `patience_s`, the refusal is a `RoundFailedError`. It also ends early
+        where a fresh connection has replaced a suspect one, which ended the stream with it.
 
         Raises `RoundTimeoutError` after `silence_s` without a message, `LinkError` when the connection
         breaks, and the errors of `verdict`.
         """
         connections, give_up_s = self._connections, self._now() + patience_s
-        connections.wait(self._now() + self._recover_timeout_s)
+        sent_on = connections.wait(self._now() + self._recover_timeout_s)
         connections.send(request)
         silent_at_s = self._now() + silence_s
-        while True:
+        while connections.connection is sent_on:
             connections.check_cancelled()
             reply = connections.receive(silent_at_s)
             if reply is None and self._now() >= silent_at_s:

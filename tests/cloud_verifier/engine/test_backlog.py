@@ -155,6 +155,24 @@ def test_a_tenants_own_limit_refuses_it_alone() -> None:
     assert backlog.num_refused["tenant_queue_tokens"] == 1
 
 
+def prefills(backlog: Backlog, tenant: str, num_tokens: int, number: int) -> int:
+    """Returns how many of so many prompts are let in."""
+    return sum(backlog.take_prefill(tenant, num_tokens) is None for _ in range(number))
+
+
+def test_prompts_of_one_tenant_do_not_close_the_queue_to_the_others() -> None:
+    backlog = make_backlog(QueueLimits(max_queue_tokens=1000))
+    assert prefills(backlog, "flood", 100, 20) == 10
+    assert prefills(backlog, "b", 100, 20) == 5, "half of what may wait"
+    assert prefills(backlog, "c", 400, 1) == 1, "whatever its first prompt's length"
+    assert prefills(backlog, "flood", 1, 1) == 0
+
+
+def test_however_many_tenants_come_little_more_than_twice_the_bound_waits() -> None:
+    backlog = make_backlog(QueueLimits(max_queue_tokens=1000))
+    assert sum(prefills(backlog, f"tenant {number}", 50, 30) for number in range(100)) == 2000 // 50
+
+
 def test_prompts_are_bounded_by_tokens_and_never_in_the_way_of_rounds() -> None:
     backlog = make_backlog(QueueLimits(max_queue_ms=10.0, max_queue_tokens=3000))
     assert backlog.take_prefill("a", 5000) is None, "an empty queue takes any prompt"

@@ -15,8 +15,10 @@ from support.processes.server import serving
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.alignment import TokenChain
+from outrider.common.errors import LinkError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
+from outrider.edge_client.transport.link.channel import translate
 from tests.cloud_verifier.rpc.test_service import Stream, opening, round_after
 
 FIRST_HASH = TokenChain((5, 6, 7)).hash  # of an opening's prompt
@@ -117,9 +119,12 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_generation_ends(
     with pytest.raises(grpc.RpcError) as raised:
         for _ in stream.call:
             pass
-    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
     assert "not read" in raised.value.details()
     assert server._entrance.ended_calls.num_ended["unread"] == 1
+    at_the_edge = translate(raised.value, "here")
+    assert isinstance(at_the_edge, LinkError), "after which it connects again"
+    assert "not read" in str(at_the_edge)
     again = Stream(outrider_pb2_grpc.VerifierStub(channel), metadata_of(1))
     assert again.ask(open=opening(session_id=bytes([1]) * 16)).open.opened.position == 4, "the session stayed"
 
@@ -141,7 +146,7 @@ def test_a_unary_generation_that_nobody_reads_ends_too(server: VerifierServer, c
     with pytest.raises(grpc.RpcError) as raised:
         for _ in call:
             pass
-    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
 def test_the_second_of_two_generations_ends_with_its_stream_too(backend: GatedBackend) -> None:

@@ -16,6 +16,7 @@ from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.finish import MakeRows, make_rows
+from outrider.cloud_verifier.engine.idle_time import SWEEP_S
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.verification.grammars import GrammarStore
 from outrider.common.alignment import TokenChain
@@ -124,6 +125,13 @@ class Harness:
         arrival_ns = int(self.clock.now_s * 1e9)
         self.engine.submit(Job(session_id, request, replies.append, arrival_ns, tenant))
         return replies
+
+    def pass_time(self, seconds: float) -> None:
+        """Lets time pass at an engine without work, which looks for idle sessions each second."""
+        end_s = self.clock.now_s + seconds
+        while self.clock.now_s < end_s:
+            self.clock.now_s = min(end_s, self.clock.now_s + SWEEP_S)
+            self.engine.step()
 
     def settle(self) -> None:
         self.engine.step()
@@ -566,8 +574,7 @@ def test_a_refused_round_changes_nothing_and_may_be_sent_again_as_it_was() -> No
 def test_idle_sessions_expire_and_give_their_kv_back() -> None:
     harness = Harness(session_idle_ttl_ms=1000)
     harness.open()
-    harness.clock.now_s = 5.0
-    harness.engine.step()
+    harness.pass_time(5.0)
     assert len(harness.engine.sessions) == 0 and not harness.backend.sequences
 
 

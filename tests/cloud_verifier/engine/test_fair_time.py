@@ -7,9 +7,15 @@ from collections import Counter
 from test_engine import Harness
 from test_scheduler import Item, a_prompt, a_round
 
-from outrider.cloud_verifier.engine.engine import ADMISSION_S
 from outrider.cloud_verifier.engine.job import Job
-from outrider.cloud_verifier.engine.scheduler import HOST_SHARE, OTHERS_ABOUT_S, FairQueue, Scheduler
+from outrider.cloud_verifier.engine.scheduler import (
+    ADMISSION_S,
+    HOST_SHARE,
+    MAX_DEBT_S,
+    OTHERS_ABOUT_S,
+    FairQueue,
+    Scheduler,
+)
 from outrider.cloud_verifier.engine.session import MAX_STORED_ENTRIES, MAX_STORED_REPLIES
 from outrider.common.types import (
     Closed,
@@ -92,6 +98,41 @@ def test_jobs_are_taken_from_tenants_in_turn_by_the_time_they_took() -> None:
     assert order[:3] == [("loud", 0), ("quiet", 0), ("quiet", 1)]
     assert order[3:] == [("loud", n) for n in range(1, 8)], "a tenant's jobs keep their order"
     assert len(queue) == 42
+
+
+def take_all(queue: FairQueue, seconds: float, num_jobs: int) -> list[str]:
+    """Returns the tenants of the next jobs, each of which takes so long."""
+    order = []
+    for _ in range(num_jobs):
+        job = queue.take()
+        assert job is not None
+        queue.charge(job.tenant, seconds)
+        order.append(job.tenant)
+    return order
+
+
+def put_closes(queue: FairQueue, tenant: str, num_jobs: int) -> None:
+    for number in range(num_jobs):
+        queue.put(Job(bytes([number]), CloseRequest(), list, 0, tenant))
+
+
+def test_what_one_job_took_costs_its_tenant_a_few_turns() -> None:
+    queue = FairQueue()
+    for tenant in ("unlucky", "other"):
+        put_closes(queue, tenant, 200)
+    assert take_all(queue, 0.1, 1) == ["unlucky"]  # the machine stood still meanwhile
+    order = take_all(queue, 0.0001, 200)
+    assert "unlucky" in order[: round(MAX_DEBT_S / 0.0001) + 2]
+    assert order[-50:].count("unlucky") == 25
+
+
+def test_a_tenant_that_comes_back_has_no_credit() -> None:
+    queue = FairQueue()
+    put_closes(queue, "rare", 1)
+    put_closes(queue, "busy", 200)
+    take_all(queue, 0.001, 100)
+    put_closes(queue, "rare", 100)
+    assert take_all(queue, 0.001, 50).count("busy") in (24, 25, 26)
 
 
 def test_a_step_admits_for_a_while_and_the_next_step_goes_on() -> None:

@@ -21,7 +21,7 @@ from support.tiny_grammars import AtOnce, Later, tiny, tiny_store, tiny_vocabula
 from test_engine import GREEDY, SAMPLED, Harness, round_of
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.cloud_verifier.engine.job import Disconnect, Job
+from outrider.cloud_verifier.engine.job import REPORT_S, Disconnect, Job
 from outrider.cloud_verifier.server.loading import create_grammars
 from outrider.cloud_verifier.verification import grammars as grammars_module
 from outrider.cloud_verifier.verification.grammars import (
@@ -46,6 +46,7 @@ from outrider.common.types import (
     GrammarKind,
     Opened,
     OpenRequest,
+    Progress,
     RoundError,
     RoundErrorCode,
     SamplingParams,
@@ -132,10 +133,13 @@ def test_an_opening_waits_for_its_grammar_and_nobody_else_does() -> None:
     replies = harness.submit(request.session_id, request)
     harness.settle()
     harness.open(2)
-    assert not replies
+    waits = Progress(request.round_id, 0, 3)
+    assert replies == [waits]
+    harness.pass_time(2 * REPORT_S)
+    assert replies == [waits] * 3, "an edge that hears nothing would send it again"
     pool.run()
     harness.settle()
-    assert [type(each) for each in replies] == [Opened]
+    assert [type(each) for each in replies[3:]] == [Opened]
     again = harness.ask(bytes([3]) * 16, replace(request, session_id=bytes([3]) * 16))
     assert isinstance(again, Opened), "the second time it is known"
 
@@ -159,7 +163,8 @@ def test_an_opening_that_nobody_waits_for_any_more_opens_nothing(what: str) -> N
     pool.run()
     harness.settle()
     assert [each.code for each in replies if isinstance(each, RoundError)] == [RoundErrorCode.CANCELLED]
-    assert len(harness.engine.sessions) == len(newer) == (what == "newer")
+    answers = [each for each in newer if not isinstance(each, Progress)]
+    assert len(harness.engine.sessions) == len(answers) == (what == "newer")
 
 
 def test_an_older_opening_that_waits_for_its_grammar_never_replaces_a_newer_one_without() -> None:
@@ -185,7 +190,7 @@ def test_an_opening_whose_session_is_busy_when_its_grammar_is_ready_is_answered_
     harness.engine.step()
     pool.run()
     harness.settle()
-    assert [type(each) for each in again] == [Opened]
+    assert [type(each) for each in again] == [Progress, Opened]
     assert isinstance(generation[-1], GeneratedTokens) and generation[-1].is_last
 
 

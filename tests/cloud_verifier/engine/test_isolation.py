@@ -19,6 +19,7 @@ from outrider.common.types import (
     GenerateRequest,
     Opened,
     OpenRequest,
+    Progress,
     RoundError,
     RoundErrorCode,
     SamplingParams,
@@ -225,7 +226,8 @@ def test_a_job_that_cannot_be_admitted_ends_its_session_alone(monkeypatch: pytes
     ours = harness.submit(GOOD, VerifyRequest(1, good.position, good.hash))
     settle_after_fault(harness)
     assert isinstance(first[0], Verdict) and isinstance(ours[0], Verdict)
-    assert [code_of(reply) for reply in opening] == [RoundErrorCode.INTERNAL]
+    waits, error = opening
+    assert waits == Progress(2, 0, 2) and code_of(error) is RoundErrorCode.INTERNAL
     assert [code_of(reply) for reply in last] == [RoundErrorCode.UNKNOWN_SESSION]
     check_ended(harness, bad)
 

@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 from support.fakes import FakeBackend
 from test_engine import Harness
+from test_overload import SlowBackend
 
 from outrider.cloud_verifier.engine.scheduler import OTHERS_ABOUT_S
 from outrider.common.types import (
     GeneratedTokens,
     GenerateRequest,
     Opened,
+    OpenRequest,
     RoundError,
     RoundErrorCode,
+    SamplingParams,
     SessionResponse,
     Verdict,
     VerifyRequest,
@@ -84,11 +87,32 @@ def test_several_works_of_the_largest_tenant_give_way_before_anothers_session_in
     assert fed_by_a_round(harness, known, own, SMALL, 2) == 2
 
 
+def hint_beside(num_prompts: int) -> int:
+    """Returns the hint of a generation that gives way while so many prompts wait."""
+    backend = SlowBackend(kv_tokens=1000, max_context=500)
+    harness = Harness(backend, max_sessions=20, max_step_tokens=8)
+    backend.clock = harness.clock
+    known: Known = {}
+    theirs = [open_session(harness, known, 10 + number, LARGE, 480) for number in range(2)]
+    for number in range(num_prompts):
+        session_id = bytes([20 + number]) * 16
+        harness.submit(session_id, OpenRequest(session_id, (9,) * 80, 80, SamplingParams()), SMALL)
+    replies = [generate(harness, known, session_id) for session_id in theirs]
+    harness.settle()
+    (refused,) = [end for (*_, end) in replies if isinstance(end, RoundError)]
+    assert refused.code is RoundErrorCode.REFUSED
+    return refused.retry_after_ms
+
+
+def test_the_hint_of_a_refusal_grows_with_what_waits() -> None:
+    assert 50 < hint_beside(2) < hint_beside(6) / 2
+
+
 def test_a_session_that_was_left_alone_gives_way_to_works_of_the_largest_tenant(harness: Harness) -> None:
     known: Known = {}
     open_session(harness, known, 1, SMALL, 200)
     theirs = [open_session(harness, known, 10 + number, LARGE, 300) for number in range(3)]
-    harness.clock.now_s += 2 * OTHERS_ABOUT_S
+    harness.pass_time(2 * OTHERS_ABOUT_S)
     replies = [generate(harness, known, session_id) for session_id in theirs]
     harness.settle()
     assert all(isinstance(each[-1], GeneratedTokens) for each in replies)

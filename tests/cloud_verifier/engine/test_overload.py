@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pytest
 from support.fakes import FakeBackend
@@ -13,6 +13,7 @@ from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.admission import MAX_WAITING
 from outrider.cloud_verifier.engine.backlog import Refusal
+from outrider.cloud_verifier.engine.job import REPORT_S, Job
 from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.common.types import (
     CloseRequest,
@@ -20,6 +21,7 @@ from outrider.common.types import (
     GenerateRequest,
     Opened,
     OpenRequest,
+    Progress,
     RoundError,
     RoundErrorCode,
     SessionRequest,
@@ -227,6 +229,82 @@ def test_a_session_that_is_refused_before_the_engine_has_its_request_is_in_use(
     assert harness.engine.sessions.get(DEFAULT_TENANT, idle_id) is None
 
 
+def test_a_session_whose_round_waits_to_be_admitted_does_not_expire() -> None:
+    harness = Harness(max_sessions=100, session_idle_ttl_ms=3000)
+    session_id, opened = harness.open()
+    submit_openings(harness, range(10, 20))
+    replies = harness.submit(session_id, VerifyRequest(1, opened.position, opened.hash))
+    admit = harness.engine.admission.admit
+
+    def slow(job: Job) -> object:
+        harness.clock.now_s += 1.0  # one a step
+        return admit(job)
+
+    harness.engine.admission.admit = slow  # type: ignore[assignment, method-assign]
+    harness.settle()
+    assert isinstance(replies[0], Verdict)
+
+
+def test_a_session_whose_round_waits_to_be_admitted_does_not_make_room_for_an_opening() -> None:
+    harness = Harness(max_sessions=2)
+    known = [harness.open(name) for name in (1, 2)]
+    opening = submit_openings(harness, [3])
+    rounds = [
+        harness.submit(session_id, VerifyRequest(1, opened.position, opened.hash))
+        for session_id, opened in known
+    ]
+    harness.settle()
+    assert all(isinstance(each[0], Verdict) for each in rounds)
+    assert "all 2 sessions" in refusals(opening)[0].message
+
+
+def submit_openings(harness: Harness, names: Iterable[int]) -> list[list[SessionResponse]]:
+    ids = [bytes([name]) * 16 for name in names]
+    return [harness.submit(each, OpenRequest(each, (5, 6), 2, GREEDY)) for each in ids]
+
+
+def test_openings_that_wait_for_their_turn_hear_so_at_once_and_again() -> None:
+    harness = Harness(SlowBackend(), max_sessions=100, max_step_tokens=8)
+    harness.backend.clock = harness.clock  # type: ignore[attr-defined]
+    ids = [bytes([name]) * 16 for name in range(10, 14)]
+    replies = [harness.submit(each, OpenRequest(each, (5,) * 8, 8, GREEDY, round_id=3)) for each in ids]
+    waits = Progress(3, 0, 8)
+    harness.engine.step()
+    assert [type(each[-1]) for each in replies] == [Opened, Progress, Progress, Progress]
+    harness.engine.step()
+    assert replies[2:] == [[waits], [waits]]
+    harness.clock.now_s += REPORT_S
+    harness.engine.step()
+    assert replies[3] == [waits, waits]
+
+
+def test_an_opening_that_waits_for_its_own_sessions_round_hears_so() -> None:
+    harness = Harness(FakeBackend(max_context=600), max_step_tokens=8)
+    session_id, opened = harness.open()
+    kept = tuple(i % 31 + 1 for i in range(100))
+    harness.submit(session_id, VerifyRequest(1, opened.position, opened.hash, kept))
+    harness.engine.step()
+    again = harness.submit(session_id, OpenRequest(session_id, (1, 2), 2, GREEDY, round_id=2))
+    harness.engine.step()
+    assert again == [Progress(2, 0, 2)]
+    harness.settle()
+    assert isinstance(again[-1], Opened)
+
+
+def test_sessions_do_not_expire_for_a_time_in_which_the_process_was_stopped() -> None:
+    harness = Harness(session_idle_ttl_ms=10_000)
+    session_id, opened = harness.open()
+    harness.pass_time(8.0)
+    harness.clock.now_s += 3600.0
+    harness.engine.step()  # before the messages in sockets are read
+    verdict = harness.ask(session_id, VerifyRequest(1, opened.position, opened.hash))
+    assert isinstance(verdict, Verdict)
+    harness.pass_time(9.0)
+    assert len(harness.engine.sessions) == 1
+    harness.pass_time(3.0)
+    assert len(harness.engine.sessions) == 0
+
+
 @pytest.mark.parametrize("request_", [CloseRequest(), OpenRequest(bytes([5]) * 16, (1, 2), 2, GREEDY)])
 def test_closing_and_opening_again_are_never_refused(request_: SessionRequest) -> None:
     harness, opened = make_harness(queue_limits=QueueLimits(max_queue_ms=0.0))
@@ -243,7 +321,8 @@ def test_a_thousand_sessions_that_expire_together_do_not_hold_up_a_step() -> Non
         session_id = number.to_bytes(16, "little")
         harness.submit(session_id, OpenRequest(session_id, (1, 2), 2, GREEDY))
     harness.settle()
-    harness.clock.now_s = 10.5
+    harness.pass_time(10.0)
+    harness.clock.now_s += 0.5
     session_id, opened = harness.open(prompt=(7, 8))
     most = 0
     for _ in range(200):

@@ -363,7 +363,7 @@ class Later:
 
     def __init__(self, engine: Any, now_s: float) -> None:
         self._engine, self._now_s = engine, now_s
-        self.clock = self
+        self.idle_clock = self
 
     def now(self) -> float:
         return self._now_s

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from support.calls import eventually
@@ -15,13 +17,24 @@ from support.processes.server import serving
 
 from outrider.common.clock import SYSTEM_CLOCK
 from outrider.common.errors import LinkError
-from outrider.common.types import ModelInfo, Opened, OpenRequest, SamplingParams, Verdict, VerifyRequest
+from outrider.common.types import (
+    GeneratedTokens,
+    GenerateRequest,
+    ModelInfo,
+    Opened,
+    OpenRequest,
+    SamplingParams,
+    Verdict,
+    VerifyRequest,
+)
 from outrider.edge_client.transport import reconnect as reconnect_module
 from outrider.edge_client.transport.breaker import CircuitBreaker
 from outrider.edge_client.transport.connection import ConnectionManager
+from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.edge_client.transport.reconnect import Reconnector
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 from outrider.experiments.simulator.world.standins import VirtualClock, virtual_threads
 
 PATIENCE_S = 60.0  # of these tests with a thread; nothing is waited for so long unless something is broken
@@ -215,6 +228,57 @@ def test_who_may_go_alone_does_not_wait_for_a_slow_link_and_gets_it_later(link: 
     link.attempts[0].succeed()
     assert eventually(lambda: connections.poll_recovery()[0])
     assert connections.connection is link.attempts[0]
+
+
+class Stream:
+    """In virtual time: a connection that answers a generation with its last tokens at once, or never."""
+
+    queued_s = 0.0
+
+    def __init__(self, clock: VirtualClock, *, is_silent: bool) -> None:
+        self._clock, self._is_silent = clock, is_silent
+        self._answers: list[GeneratedTokens] = []
+
+    def send(self, request: GenerateRequest) -> None:
+        if not self._is_silent:
+            self._answers.append(GeneratedTokens(request.round_id, (7,), (), 6, 0, is_last=True))
+
+    def receive(self, timeout_s: float) -> GeneratedTokens | None:
+        if not self._answers:
+            self._clock.sleep(timeout_s)
+        return self._answers.pop() if self._answers else None
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class StreamLink:
+    """Its first connection is silent."""
+
+    address = "stream:1"
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.traffic = Traffic()
+        self._clock = clock
+        self._num_made = itertools.count()
+
+    def connect(self, timeout_s: float) -> Stream:
+        return Stream(self._clock, is_silent=next(self._num_made) == 0)
+
+
+def test_a_generation_does_not_wait_for_a_stream_that_its_replaced_connection_ended() -> None:
+    world = CallersWorld()
+    clock = VirtualClock(world)
+    link: Any = StreamLink(clock)
+    remote = RemoteVerifier(link, RoundDeadline(), clock=clock, threads=virtual_threads(world))
+    remote.connect()
+    remote.mark_suspect()
+    start_s = clock.now()
+    assert not list(remote.generate(GenerateRequest(1, 5, 0, max_new_tokens=3), 10.0, PATIENCE_S))
+    assert clock.now() - start_s < 1.0
+    (tokens,) = remote.generate(GenerateRequest(2, 5, 0, max_new_tokens=3), 10.0, PATIENCE_S)
+    assert tokens.token_ids == (7,)
 
 
 def test_a_connection_in_reserve_does_not_supersede_the_one_in_use() -> None:
