@@ -10,12 +10,14 @@ import ctypes
 import functools
 import math
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.grammar.masks import mask_scores
+from outrider.common.grammar.state import GrammarLimitError, GrammarState
 from outrider.common.sampling.history import BadWords, History
 from outrider.common.types import SamplingParams
 
@@ -59,10 +61,15 @@ def find_penalties(
     text_end: Sequence[int],
     draft_token_ids: Sequence[int],
 ) -> Penalties:
-    """Returns numpy arrays for rows of which each sees the draft tokens before it.
+    """Returns numpy arrays for rows of which each sees the draft tokens before it: for the first rows alone where a
+    grammar takes too much after a drafted token, `allowed` then says how many. Raises `GrammarLimitError` where it does
+    before any.
 
     `text_end` are the last tokens of the text, as many as the longest bad word has.
     """
+    if (state := history.grammar) is not None:
+        allowed = _masks(state, num_rows, draft_token_ids)
+        num_rows = len(allowed)
     found: dict[str, Any] = {"bias_ids": history.bias_ids, "biases": history.biases}
     if params.repetition_penalty != 1:
         found["repetition"] = np.array([params.repetition_penalty], np.float32)
@@ -81,11 +88,20 @@ def find_penalties(
         found["banned_rows"], found["banned_ids"] = _banned(
             num_rows, history.bad_words, text_end, draft_token_ids
         )
-    if (state := history.grammar) is not None:
-        found["allowed"] = np.stack([state.allowed(draft_token_ids[:row]) for row in range(num_rows)])
+    if state is not None:
+        found["allowed"] = allowed
         if params.bad_words:
-            found |= _with_ends(found["allowed"], found["banned_rows"], found["banned_ids"], state.ends)
+            found |= _with_ends(allowed, found["banned_rows"], found["banned_ids"], state.ends)
     return Penalties(**found)
+
+
+def _masks(state: GrammarState, num_rows: int, draft_token_ids: Sequence[int]) -> NDArray[np.int32]:
+    """Returns [rows, words]: the masks of rows up to the first drafted token after which the grammar takes too much."""
+    masks = [state.allowed()]
+    state.begin_draft()
+    with suppress(GrammarLimitError):
+        masks += (state.allowed(draft_token_ids[:row]) for row in range(1, num_rows))
+    return np.stack(masks)
 
 
 def _drafted_before(

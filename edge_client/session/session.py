@@ -241,7 +241,8 @@ class EdgeSession:
             yield from continue_alone(self._state)
 
     def _edge_only(self) -> Iterator[SessionEvent]:
-        """Generates with the draft alone, whose end-of-sequence token ends the sequence."""
+        """Generates with the draft alone, whose end-of-sequence token ends the sequence. Raises `GrammarLimitError`
+        where its grammar takes too much."""
         state = self._state
         assert self._draft is not None, "edge-only needs a draft"
         state.tokens.set_eos(self._draft.eos_token_ids)
@@ -250,6 +251,7 @@ class EdgeSession:
                 raise CancelledByUser
             draft = state.proposer.write_alone(max(1, state.num_to_draft()))
             if not draft.token_ids:
+                state.proposer.check_grammar()
                 state.finish(FinishReason.CONTEXT)
             yield from state.add(draft.token_ids, (Origin.EDGE_ONLY,) * len(draft.token_ids))
 

@@ -81,6 +81,7 @@ class DraftSampler:
         """Gives the masks of the grammar, if there is one, the time of one more draft."""
         if self._grammar is not None:
             self._grammar.begin_round()
+            self._grammar.begin_draft()
 
     def prepare(self, positions: Iterable[int], num_tokens: int) -> Iterator[None]:
         """Makes the noise of some positions ahead, where samples need it. Yields before each."""
@@ -101,7 +102,8 @@ class DraftSampler:
     ) -> Sampled:
         """Samples the draft token at `offset` after `start` committed tokens.
 
-        At temperature 0 its probability is 1. Raises `ModelError` where the logits are not finite.
+        At temperature 0 its probability is 1. Raises `ModelError` where the logits are not finite, and
+        `GrammarLimitError` where the draft ends because the grammar takes too much.
         """
         if self._grammar is not None:
             is_allowed = self._allowed(rows, output_ids)
@@ -129,7 +131,7 @@ class DraftSampler:
         """Returns what scores highest at `offset` after `start` committed tokens, noise included; the first is what
         `sample` returns.
 
-        `rows` has one row. Raises `ModelError` where the logits are not finite.
+        `rows` has one row. Raises what `sample` raises.
         """
         assert not self._num_support, "a tree is drafted with the noise that both sides share"
         if not math.isfinite(rows.probs[0, 0]):  # one logit that is not makes them all so
@@ -145,7 +147,7 @@ class DraftSampler:
 
     def support(self, rows: Rows, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> Support:
         """Returns what a tree's children are drawn from; at temperature 0 with the weights of temperature 1, by which
-        the likeliest are taken. `rows` has one row. Raises `ModelError` where the logits are not finite."""
+        the likeliest are taken. `rows` has one row. Raises what `sample` raises."""
         rows = self._constrained(rows, output_ids)
         return make_support(self._scores(rows, prompt_ids, output_ids)[0], self._num_support)
 

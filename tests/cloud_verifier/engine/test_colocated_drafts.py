@@ -304,8 +304,7 @@ def test_each_draft_has_the_time_of_one_round_for_its_masks(
 
     for _ in range(3):
         sequence.commit(propose(2).token_ids)
-    with pytest.raises(GrammarLimitError, match="60 ms in one round"):
-        propose(20)
+    assert len(propose(20).token_ids) == 2, "the third mask took too much"
     sequence.commit(propose(2).token_ids)
 
 
