@@ -266,7 +266,7 @@ class GrammarState:
     def allows(self, path: Sequence[int], token_id: int) -> bool:
         """Returns whether an id may follow the output and a path after it; asks for no mask unless it ends the text."""
         if token_id in self._grammar.eos_token_ids:
-            return _has(self.allowed(path), token_id)
+            return has(self.allowed(path), token_id)
 
         def compute() -> bool:
             self._catch_up()
@@ -369,7 +369,7 @@ class GrammarState:
                 self._note_fed(token_id, time.thread_time() - start_s)
             return True
         self._check()
-        if is_text and not self._matcher.is_stopped() and _has(self._mask(), token_id):
+        if is_text and not self._matcher.is_stopped() and has(self._mask(), token_id):
             self._restart()
             raise _LexerUsedUpError(f"the grammar takes too much here: {_USED_UP}")
         return False
@@ -417,8 +417,9 @@ def _resize(held: Held, num_bytes: int) -> None:
         raise GrammarLimitError(str(error)) from error
 
 
-def _has(words: Words, token_id: int) -> bool:
-    return bool(words[token_id >> 5] >> (token_id & 31) & 1)
+def has(words: Words, token_id: int) -> bool:
+    """Returns whether an id is among those that are allowed."""
+    return token_id >> 5 < len(words) and bool(words[token_id >> 5] >> (token_id & 31) & 1)
 
 
 def _bits(token_ids: Sequence[int], num_tokens: int) -> Words:

@@ -133,8 +133,9 @@ def _banned(
 def _with_ends(
     allowed: NDArray[np.int32], rows: NDArray[np.int64], ids: NDArray[np.int64], ends: NDArray[np.int32]
 ) -> dict[str, Any]:
-    """Returns what is allowed and banned. A row that bad words leave nothing of has end-of-text alone (`ends`), as a
-    grammar without a token left has; else all of its scores would be -inf, and any token would be taken."""
+    """Returns what is allowed, [rows, words], and banned, (row, id) each. A row that bad words leave nothing of has
+    end-of-text alone (`ends`), as a grammar without a token left has; else all of its scores would be -inf, and any
+    token would be taken."""
     left = allowed.view(np.uint32).copy()
     is_in = ids >> 5 < left.shape[1]
     bits = np.uint32(1) << (ids & 31).astype(np.uint32)
@@ -142,6 +143,21 @@ def _with_ends(
     is_empty = np.asarray(~left.any(axis=1), np.bool_)
     allowed = np.where(is_empty[:, None], ends, allowed)
     return {"allowed": allowed, "banned_rows": rows[~is_empty[rows]], "banned_ids": ids[~is_empty[rows]]}
+
+
+def left_of(
+    state: GrammarState, bad_words: BadWords, text: Sequence[int], path: Sequence[int] = ()
+) -> tuple[NDArray[np.int32], bool]:
+    """Returns the ids, [words], that a grammar allows after its output and a path, end-of-text alone where bad words
+    leave none of them, and whether that is so. `text` ends with the path, and has the longest bad word before it.
+    Raises `GrammarLimitError`."""
+    allowed = state.allowed(path)
+    parts = list(bad_words.completing(text, len(text)))
+    if not parts:
+        return allowed, False
+    banned = np.concatenate(parts)
+    found = _with_ends(allowed[None], np.zeros_like(banned), banned, state.ends)
+    return found["allowed"][0], not len(found["banned_ids"])
 
 
 MaskScores = Callable[[Any, Any, Any], None]

@@ -28,6 +28,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
+from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.copying.earlier import TextsByOwner
 from outrider.edge_client.drafting.copying.model import TokenizerFacts
 from outrider.edge_client.drafting.copying.suffix import SuffixModel
@@ -36,6 +37,8 @@ from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.drafting.union import UnionModel
 from outrider.edge_client.session.session import EdgeSession, SessionResult
+from outrider.edge_client.transport.deadline import RoundDeadline
+from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
 LIST = r"\{([a-f]{2,4}[0-9]{1,3},)+\}"
 STOP = StopParams(max_new_tokens=40)
@@ -223,3 +226,53 @@ def test_alone_an_edge_writes_as_far_as_each_tokens_mask_has_a_rounds_time(
     else:
         with pytest.raises(GrammarLimitError, match="60 ms in one round"):
             list(session.generate())
+
+
+# The ids of "b", "c", "ab" and "cd": after "a" they leave nothing of the grammar.
+PATTERN, WORDS = "a[bc]d", ((2,), (3,), (28,), (31,))
+
+
+@pytest.mark.parametrize("has_copies", [False, True], ids=["model", "model+suffix"])
+@pytest.mark.parametrize("words", [WORDS, (*WORDS, (0,))], ids=["end allowed", "end a bad word too"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    "mode", [ExecutionMode.EDGE_ONLY, ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY]
+)
+def test_where_bad_words_leave_nothing_of_a_grammar_the_text_ends_in_every_mode(
+    mode: ExecutionMode, temperature: float, words: tuple[tuple[int, ...], ...], has_copies: bool
+) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=1, grammar=tiny(PATTERN), bad_words=words)
+    assert text_of([28, 31]) == "abcd" and reference(sampling, STOP) == [*PROMPT, 1, 0]
+    options = SessionOptions(sampling=sampling, stop=STOP, mode=mode)
+    draft: DraftModel = KnowingDraft()
+    if has_copies:
+        draft = UnionModel(draft, [remembering(2)])
+    link = EngineLink(make_backend(), grammars=tiny_store())
+    verifier = RemoteVerifier(
+        link,  # type: ignore[arg-type]
+        RoundDeadline(0.5),
+        recover_timeout_s=1000.0,
+        is_patient=True,
+        clock=link.clock,
+        threads=link.threads,
+    )
+    session = EdgeSession(
+        PROMPT,
+        options,
+        decode=lambda _: "",
+        draft=draft if mode.has_draft or mode is ExecutionMode.EDGE_ONLY else None,
+        verifier=None if mode is ExecutionMode.EDGE_ONLY else verifier,
+        depth=FixedDepth(4),
+    )
+    list(session.generate())
+    assert session.result.token_ids == (1, 0)
+    assert session.result.finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("num_support", [0, 4])
+def test_trees_too_end_where_bad_words_leave_nothing_of_a_grammar(num_support: int) -> None:
+    sampling = SamplingParams(temperature=0.8, seed=1, grammar=tiny(PATTERN), bad_words=WORDS)
+    sequence = KnowingDraft().sequence(sampling, num_prompt_tokens=3, num_support=num_support)
+    sequence.commit(PROMPT)
+    tree = sequence.propose_tree(TreeBudget(4, 2, 2), NodeValues())
+    assert tree.token_ids[:2] == (1, 0) and set(tree.token_ids) == {0, 1}
