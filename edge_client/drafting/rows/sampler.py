@@ -130,9 +130,11 @@ class DraftSampler:
         offset: int,
         prompt_ids: Sequence[int] = (),
         output_ids: Sequence[int] = (),
+        *,
+        has_signals: bool = False,
     ) -> Continuations:
-        """Returns what scores highest at `offset` after `start` committed tokens, noise included; the first is what
-        `sample` returns.
+        """Returns what scores highest at `offset` after `start` committed tokens, noise included, and on request the
+        signals of each; the first is what `sample` returns.
 
         `rows` has one row. Raises what `sample` raises.
         """
@@ -146,7 +148,10 @@ class DraftSampler:
         else:
             noise = self._noise.row(self._position(start, offset), scores.shape[1])
             ids, sums = coupled_top(scores[0], noise, MAX_CONTINUATIONS, _MOST_GAP)
-        return Continuations(tuple(ids.tolist()), tuple((sums[:1] - sums).tolist()), DRAFT_SOURCE)
+        token_ids, gaps = tuple(ids.tolist()), tuple((sums[:1] - sums).tolist())
+        return Continuations(
+            token_ids, gaps, DRAFT_SOURCE, _signals_of(rows, token_ids) if has_signals else ()
+        )
 
     def support(self, rows: Rows, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> Support:
         """Returns what a tree's children are drawn from; at temperature 0 with the weights of temperature 1, by which
@@ -246,7 +251,7 @@ class DraftSampler:
         return scores
 
 
-def signals_of(rows: Rows, token_ids: Sequence[int]) -> tuple[Signals, ...]:
+def _signals_of(rows: Rows, token_ids: Sequence[int]) -> tuple[Signals, ...]:
     """Returns the signals of several tokens after the same ones, without a variance, which the runs of a tree do not
     measure. `rows` has one row."""
     if not token_ids:

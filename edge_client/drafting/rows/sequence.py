@@ -15,7 +15,7 @@ from outrider.edge_client.drafting.base import NodeRule, ShouldStop, Stop
 from outrider.edge_client.drafting.drawn_tree import DrawnTreeBuilder
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.rows.rows import Rows
-from outrider.edge_client.drafting.rows.sampler import DraftSampler, Sampled, signals_of
+from outrider.edge_client.drafting.rows.sampler import DraftSampler, Sampled
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
 from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
 
@@ -183,8 +183,10 @@ class RowsSequence(SampledText, ABC):
 
     def tell(self, rows: Rows, path: TokenIds, has_signals: bool = False) -> Continuations:
         """Returns what may follow a path, by the row after it, and on request the signals of each."""
-        told = self._sampler.continuations(rows, len(self._text), len(path), *self._history(path))
-        return replace(told, signals=signals_of(rows, told.token_ids)) if has_signals else told
+        history = self._history(path)
+        return self._sampler.continuations(
+            rows, len(self._text), len(path), *history, has_signals=has_signals
+        )
 
     def _support(self, rows: Rows, path: TokenIds) -> Support:
         return self._sampler.support(rows, *self._history(path))

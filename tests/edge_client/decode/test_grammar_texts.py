@@ -28,7 +28,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
-from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.base import DraftModel, Stop
 from outrider.edge_client.drafting.copying.earlier import TextsByOwner
 from outrider.edge_client.drafting.copying.model import TokenizerFacts
 from outrider.edge_client.drafting.copying.suffix import SuffixModel
@@ -36,6 +36,8 @@ from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.drafting.union import UnionModel
+from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
+from outrider.edge_client.gate.thresholds import GateThresholds
 from outrider.edge_client.session.session import EdgeSession, SessionResult
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
@@ -276,3 +278,29 @@ def test_trees_too_end_where_bad_words_leave_nothing_of_a_grammar(num_support: i
     sequence.commit(PROMPT)
     tree = sequence.propose_tree(TreeBudget(4, 2, 2), NodeValues())
     assert tree.token_ids[:2] == (1, 0) and set(tree.token_ids) == {0, 1}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_trees_signals_are_those_of_a_chain_and_of_what_the_grammar_leaves(temperature: float) -> None:
+    sampling = SamplingParams(temperature=temperature, seed=1, grammar=tiny(r"\{[a-f]{2},[0-9]\}"))
+    sequence = KnowingDraft().sequence(sampling, num_prompt_tokens=3)
+    sequence.commit(PROMPT)
+    chain = sequence.propose(5)
+    tree = sequence.propose_tree(TreeBudget(5, 5, 1), NodeValues(), lambda path, signals: Stop.NO)
+    assert tree.token_ids == chain.token_ids and text_of(chain.token_ids[:1]) == "{"
+    for ours, theirs in zip(tree.signals, chain.signals, strict=True):
+        assert (ours.entropy_bits, ours.nll, ours.margin) == pytest.approx(
+            (theirs.entropy_bits, theirs.nll, theirs.margin), abs=1e-5
+        )
+    assert (tree.signals[0].entropy_bits, tree.signals[0].nll, tree.signals[0].margin) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("thresholds", [GateThresholds(nll=0.01), GateThresholds(0.01, 0.01, 0.99)])
+def test_a_gate_ends_no_path_where_the_grammar_forces_a_token(thresholds: GateThresholds) -> None:
+    sampling = SamplingParams(temperature=0.0, grammar=tiny("a0c3e"))
+    sequence = KnowingDraft().sequence(sampling, num_prompt_tokens=3)
+    sequence.commit(PROMPT)
+    gate = Gate(GateSettings(GateUse.STOP, thresholds))
+    tree = sequence.propose_tree(TreeBudget(8, 8, 2), NodeValues(), gate.node_rule(PROMPT))
+    chain = sequence.propose(8, gate.stop_rule(PROMPT))
+    assert text_of(tree.token_ids[:5]) == text_of(chain.token_ids[:5]) == "a0c3e"
