@@ -38,6 +38,7 @@ from outrider.common.grammar.checked import CheckedCompiler, NotCheckedError
 from outrider.common.grammar.memory import NoGrammarRoomError
 from outrider.common.grammar.state import UNBOUNDED, CompiledGrammar, GrammarBounds
 from outrider.common.methods import drafts_trees, sends_probs, sends_support
+from outrider.common.process.extras import how_to_install, needs_extra
 from outrider.common.sampling.support import certain
 from outrider.common.types import (
     Closed,
@@ -375,6 +376,20 @@ def test_compiling_is_on_a_thread_of_its_own_and_a_failure_is_an_answer() -> Non
         found = told.get(timeout=30)
         assert isinstance(found, InvalidFieldError) and "could not be compiled" in found.reason
     store.close()
+
+
+def test_a_package_that_is_missing_is_told_to_the_operator_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Bare:
+        def compile(self, grammar: Grammar, bounds: GrammarBounds = UNBOUNDED) -> Grammar:
+            with needs_extra("structured", "a grammar"):
+                raise ModuleNotFoundError("No module named 'llguidance'", name="llguidance")
+
+        def close(self) -> None: ...
+
+    error = refusal(Harness(grammars=GrammarStore(Bare(), AtOnce())), opening("ab"))
+    assert (error.code, error.field) == (RoundErrorCode.UNIMPLEMENTED, "sampling.grammar")
+    assert "structured" in error.message and how_to_install("structured") not in error.message
+    assert how_to_install("structured") in caplog.text
 
 
 def test_a_grammar_that_never_compiles_is_given_up_and_the_next_one_is_not() -> None:
