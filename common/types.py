@@ -142,6 +142,7 @@ class SamplingParams:
     min_new_tokens: int = 0
     seed: int = 0  # uint64
     grammar: Grammar | None = None
+    held_back: TokenIds = ()  # ids that `min_new_tokens` masks as end-of-text; see `holding_back`
 
 
 @dataclass(frozen=True, slots=True)

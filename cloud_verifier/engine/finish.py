@@ -308,7 +308,7 @@ def _make_step_rounds(works: Sequence[Work]) -> list[StepRound]:
 
 def _make_step_round(work: Work) -> StepRound:
     session, opening = work.session, work.session.opening
-    sampling = opening.sampling
+    sampling = session.sampling
     session.begin_round()
     needs_ids = not is_plain(sampling)  # a long sequence is not copied for a round that ignores it
     history = session.current_history if needs_ids or sampling.logit_bias else None

@@ -29,9 +29,7 @@ def _source() -> tuple[Path | None, bool]:
     from importlib import metadata  # 20 ms, for those who need it
 
     told = [each.read_text("direct_url.json") for each in metadata.distributions(name="outrider")]
-    origin = json.loads(
-        next(filter(None, told), "{}")
-    )  # a checkout may have a directory without it beside the code
+    origin = json.loads(next(filter(None, told), "{}"))  # a checkout's egg-info has none
     url = urlsplit(origin.get("url", ""))
     directory = Path(unquote(url.path))
     if url.scheme != "file" or "dir_info" not in origin or not (directory / "pyproject.toml").is_file():

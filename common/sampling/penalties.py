@@ -51,6 +51,8 @@ class Penalties(NamedTuple):
     biases: Any = _NO_AMOUNTS
     banned_rows: Any = _NO_IDS
     banned_ids: Any = _NO_IDS
+    held_rows: Any = _NO_IDS  # stop ids, where the output is too short to end
+    held_ids: Any = _NO_IDS
     allowed: Any = _NO_WORDS  # by the grammar: int32 [rows, words], a bit for each id (`mask_scores`)
 
 
@@ -60,12 +62,14 @@ def find_penalties(
     history: History,
     text_end: Sequence[int],
     draft_token_ids: Sequence[int],
+    num_short: int = 0,
 ) -> Penalties:
     """Returns numpy arrays for rows of which each sees the draft tokens before it: for the first rows alone where a
     grammar takes too much after a drafted token, `allowed` then says how many. Raises `GrammarLimitError` where it does
     before any.
 
-    `text_end` are the last tokens of the text, as many as the longest bad word has.
+    `text_end` are the last tokens of the text, as many as the longest bad word has; the first `num_short` rows follow
+    an output that is too short to end.
     """
     if (state := history.grammar) is not None:
         allowed = _masks(state, num_rows, draft_token_ids)
@@ -88,6 +92,10 @@ def find_penalties(
         found["banned_rows"], found["banned_ids"] = _banned(
             num_rows, history.bad_words, text_end, draft_token_ids
         )
+    if params.held_back:
+        num_short, num_ids = min(num_short, num_rows), len(params.held_back)
+        found["held_rows"] = np.arange(num_short).repeat(num_ids)
+        found["held_ids"] = np.tile(np.array(params.held_back, np.int64), num_short)
     if state is not None:
         found["allowed"] = allowed
         if params.bad_words:
@@ -100,7 +108,8 @@ def _masks(state: GrammarState, num_rows: int, draft_token_ids: Sequence[int]) -
     masks = [state.allowed()]
     state.begin_draft()
     with suppress(GrammarLimitError):
-        masks += (state.allowed(draft_token_ids[:row]) for row in range(1, num_rows))
+        for row in range(1, num_rows):
+            masks.append(state.allowed(draft_token_ids[:row]))
     return np.stack(masks)
 
 
@@ -183,5 +192,8 @@ def penalize(
     if params.bad_words:
         banned = found.banned_rows, found.banned_ids
         scores[banned] = xp.full_like(scores[banned], -math.inf)  # CUDA waits to copy what is no array
+    if params.held_back:
+        held = found.held_rows, found.held_ids
+        scores[held] = xp.full_like(scores[held], -math.inf)
     if params.grammar is not None:
         mask(xp, scores, found.allowed)

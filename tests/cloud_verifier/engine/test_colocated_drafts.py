@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.edge.knowing_draft import KnowingDraft
 from support.fakes import FakeBackend
 from support.tiny_grammars import tiny_vocabulary
 from test_engine import GREEDY, SAMPLED, Harness
@@ -232,6 +233,21 @@ def test_a_text_ends_inside_a_draft_at_a_stop_id() -> None:
     assert written == text[4 : text.index(stop) + 1] and messages[-1].is_last
     (session,) = harness.engine.sessions
     assert session.chain.token_ids == text[: text.index(stop) + 1]
+
+
+def test_a_co_located_draft_holds_back_the_stop_ids_that_the_verifier_does() -> None:
+    text = expected_text(GREEDY, 20)
+    sampling, stops = replace(GREEDY, min_new_tokens=12), tuple({*text[4:9]} - {0})
+
+    class Draft(KnowingDraft):
+        clock, num_open = DraftClock(), 0
+
+    harness = CoLocated(Draft())  # type: ignore[arg-type]
+    session_id, opened = harness.open(prompt=PROMPT, sampling=sampling, stop_token_ids=stops)
+    messages = harness.generate(session_id, opened.position, opened.hash, num_new=11)
+    written = [opened.first_token, *ids_of(messages)]
+    assert len(written) == 12 and not {0, *stops} & {*written}
+    assert sum(each.origins.count(Origin.CORRECTION) for each in messages) == 0, "each draft was right"
 
 
 @pytest.mark.parametrize("session_limit", [20, 64])
