@@ -7,10 +7,10 @@ kept. The verifier has ids alone (`stop_ids`, `first_stop`); the edge has the te
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from outrider.common.errors import InvalidFieldError
-from outrider.common.types import FinishReason, StopParams
+from outrider.common.types import FinishReason, SamplingParams, StopParams, TokenIds
 
 
 def check_stop_params(stop: StopParams, num_tokens: int) -> None:
@@ -27,6 +27,12 @@ def check_stop_params(stop: StopParams, num_tokens: int) -> None:
 def stop_ids(stop: StopParams, eos_token_ids: Iterable[int]) -> frozenset[int]:
     """Returns the ids that end a sequence by themselves."""
     return frozenset(stop.stop_token_ids).union(() if stop.ignore_eos else eos_token_ids)
+
+
+def holding_back(sampling: SamplingParams, stop_token_ids: TokenIds) -> SamplingParams:
+    """Returns the parameters that a side samples with: `stop_token_ids`, which are sent beside them, are held back as
+    long as end-of-text is."""
+    return replace(sampling, held_back=stop_token_ids) if sampling.min_new_tokens else sampling
 
 
 def first_stop(token_ids: Iterable[int], stop_ids: Collection[int]) -> int | None:

@@ -142,6 +142,7 @@ class SamplingParams:
     min_new_tokens: int = 0
     seed: int = 0  # uint64
     grammar: Grammar | None = None
+    held_back: TokenIds = ()  # ids that `min_new_tokens` masks as end-of-text; see `holding_back`
 
 
 UNLIMITED_TOKENS = 2**31 - 1  # more than any context takes; fits the wire's uint32

@@ -173,7 +173,8 @@ class RoundFinisher:
             prompt_choices = tuple(map(work.prompt_rows.target_sample, range(work.num_prompt_rows)))
         outcome, logprobs = _judge(work, rows)
         if work.wants_choices:
-            work.choices = tuple(map(rows.target_sample, range(work.num_logit_rows)))
+            read = range(0 if rows.judged.is_cut else work.num_logit_rows)
+            work.choices = tuple(map(rows.target_sample, read))
         self._commit(work, outcome)
         if isinstance(request, VerifyRequest):
             _note_for_next_round(session, request, outcome, logprobs)
@@ -310,7 +311,7 @@ def _make_step_rounds(works: Sequence[Work]) -> list[StepRound]:
 
 def _make_step_round(work: Work) -> StepRound:
     session, opening = work.session, work.session.opening
-    sampling = opening.sampling
+    sampling = session.sampling
     session.begin_round()
     needs_ids = not is_plain(sampling)  # a long sequence is not copied for a round that ignores it
     history = session.current_history if needs_ids or sampling.logit_bias else None
@@ -342,25 +343,28 @@ def _judge(work: Work, rows: ProcessedRows) -> tuple[Outcome, tuple[TokenLogprob
     """Has the session's method verify the draft; returns the outcome and the logprobs that were asked for."""
     opening, position = work.session.opening, work.session.chain.position
     request = work.request if isinstance(work.request, VerifyRequest) else None
+    judged = rows.judged
+    draft_tokens = judged.draft_token_ids
     round_input = RoundInput(
         rows=rows,
         draws=KeyedDraws(opening.sampling.seed, position),
         position=position,
-        draft_tokens=work.draft_tokens,
-        draft_probs=work.draft_probs,
-        supports=work.supports,
+        draft_tokens=draft_tokens,
+        draft_probs=work.draft_probs[: len(draft_tokens)],
+        supports=judged.supports,
         stop_ids=work.session.stop_ids,
         method_params=opening.method_params,
         candidates_from=request.candidates_from if request else 0,
         is_pipelined=request is not None and request.pipelined,
-        tree=work.tree,
+        tree=judged.tree,
+        is_cut=judged.is_cut,
     )
     outcome = create_method(opening.method).verify(round_input)
     if outcome.candidates and isinstance(work.request, GenerateRequest):
         outcome = choose_here(round_input, outcome, opening.sampling.seed)
     if not opening.num_logprobs:
         return outcome, ()
-    return outcome, logprobs_of(rows, work.draft_tokens, outcome, opening.num_logprobs)
+    return outcome, logprobs_of(rows, draft_tokens, outcome, opening.num_logprobs)
 
 
 def _note_for_next_round(

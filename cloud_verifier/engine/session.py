@@ -17,11 +17,13 @@ from outrider.cloud_verifier.security.metadata import DEFAULT_TENANT
 from outrider.common.alignment import TokenChain
 from outrider.common.sampling.history import History
 from outrider.common.sequences import common_prefix
+from outrider.common.stopping import holding_back
 from outrider.common.types import (
     Opened,
     OpenRequest,
     RoundError,
     RoundErrorCode,
+    SamplingParams,
     SessionResponse,
     TokenIds,
     TokenLogprobs,
@@ -64,6 +66,10 @@ class Session:
     history: History | None = None  # made where the sampling parameters need it
     pause: Pause = field(default_factory=Pause)  # between its rounds
     features: FeatureLog | None = None  # where a head reads them (`opening.draft_source`)
+    sampling: SamplingParams = field(init=False)  # the opening's, with the ids that it holds back
+
+    def __post_init__(self) -> None:
+        self.sampling = holding_back(self.opening.sampling, self.opening.stop_token_ids)
 
     @property
     def kv_length(self) -> int:
@@ -93,6 +99,7 @@ class Session:
         self.chain.truncate(num_common)
         self.chain.extend(opening.token_ids[num_common:])
         self.opening, self.stop_ids = opening, stop_ids
+        self.sampling = holding_back(opening.sampling, opening.stop_token_ids)
         self.replies.clear()
         self.num_stored_entries = 0
         self.opening_reply, self.history = None, None
@@ -103,7 +110,7 @@ class Session:
     def current_history(self) -> History:
         """Returns what the processors need of the sequence as it is now."""
         if self.history is None:
-            self.history = History(self.opening.sampling, self.prompt_ids)
+            self.history = History(self.sampling, self.prompt_ids)
         self.history.follow(self.chain, self.opening.num_prompt_tokens)
         return self.history
 

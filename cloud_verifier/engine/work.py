@@ -59,7 +59,8 @@ class Work:
     sent_nodes: Sequence[int] = ()  # of a tree: their indices in the request
     confirmed_node: TokenIds = ()  # of a tree: the index of such a first one
     wants_choices: bool = False  # its draft source reads them
-    choices: TokenIds = ()  # the target's tokens after the last draft's base and after each of its tokens
+    # The target's tokens after the last draft's base and after each of its tokens; none where a grammar cut the draft.
+    choices: TokenIds = ()
     draft_ns: int = 0  # what drafting this step took here (co-located), for all that drafted
     draft_s: float = 0.0  # what drafting for this work alone took since its tenant was charged
     base_position: int = 0

@@ -125,7 +125,9 @@ class EarlyExitSequence(SampledText):
         assert self._chain is not None, "a chain was begun"
         self._states.append(state)
         try:
-            return self._chain.add(self._rows(logits))
+            goes_on = self._chain.add(self._rows(logits))
+            del self._states[len(self._chain.token_ids) :]  # a grammar may end the chain before this token
+            return goes_on
         except Exception as error:  # of this sequence's sampling alone
             self._error = error
             return False

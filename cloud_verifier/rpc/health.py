@@ -18,6 +18,7 @@ import grpc
 
 from outrider.cloud_verifier.rpc.one_message import SILENT_S, read_message
 from outrider.common import codec
+from outrider.common.process.extras import how_to_install
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class Health:
         try:
             self.calls.add_to(server)
         except ModuleNotFoundError:
-            log.warning("no health checks: grpcio-health-checking is missing; pip install 'outrider[cloud]'")
+            log.warning("no health checks: grpcio-health-checking is missing; %s", how_to_install("cloud"))
 
     def set(self, status: Status) -> None:
         """Answers with `status` from now on."""

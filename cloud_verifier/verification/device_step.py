@@ -47,8 +47,8 @@ class StagedRounds:
     def __init__(self, rounds: Sequence[StepRound], num_tokens: int, staging: Staging) -> None:
         """Attaches it to the next step of `staging`; `num_tokens` are the ids that exist."""
         self.rounds, self.num_tokens = rounds, num_tokens
+        self._penalties = [penalties_of_round(each) for each in rounds]  # first: drafts may be cut
         self.inputs, self.samples = _StepInputs(rounds, num_tokens), SampleInputs(rounds)
-        self._penalties = [penalties_of_round(each) for each in rounds]
         self._arrays = self.inputs.arrays, self.samples.arrays, _flat(self._penalties)
         self._attached = staging.attach(list(chain.from_iterable(self._arrays)))
 

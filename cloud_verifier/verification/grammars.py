@@ -153,7 +153,10 @@ class GrammarStore:
         except NotCheckedError as error:
             log.warning("a grammar was not compiled: %s", error)
             return error.with_traceback(None)
-        except (ModelError, MissingExtraError) as error:
+        except MissingExtraError as error:  # which says where this copy was installed from
+            log.warning("no grammars: %s", error)
+            return UnimplementedFieldError(FIELD, "this verifier lacks its extra `structured`")
+        except ModelError as error:
             return UnimplementedFieldError(FIELD, str(error))
         except Exception:
             log.exception("a grammar could not be compiled")

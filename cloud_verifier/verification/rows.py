@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from outrider.cloud_verifier.verification.methods.base import NoiseKey, Resampli
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.common.errors import ModelError
 from outrider.common.grammar.masks import mask_scores
+from outrider.common.grammar.state import GrammarLimitError
 from outrider.common.noise.draws import Purpose, uniform
 from outrider.common.sampling.history import History
 from outrider.common.sampling.penalties import MaskScores, Penalties, wire
@@ -49,26 +51,38 @@ class StepRound:
     output_ids: Sequence[int]  # committed tokens after the prompt
     draft_token_ids: TokenIds
     tree: Tree | None = None  # of the draft's tokens, where they are no chain
-    supports: Sequence[Support] = ()
+    supports: tuple[Support, ...] = ()
     # Gives that of prompt and output, where the session keeps it.
     history: Callable[[], History] | None = None
     # What may be asked for besides the above: a GPU computes it beforehand.
     resampling: Resampling = Resampling.NONE
     candidates: range = range(0)  # the indices of the samples that `Resampling.CANDIDATES` asks for
     num_logprobs: int = 0
+    num_rows: int = field(init=False)  # of logits: one for each drafted token, and one for the bonus
+    is_cut: bool = field(init=False, default=False)  # see `cut`
 
-    @property
-    def num_rows(self) -> int:
-        """Returns the number of rows: one for each drafted token, and one for the bonus."""
-        return len(self.draft_token_ids) + 1
+    def __post_init__(self) -> None:
+        self.num_rows = len(self.draft_token_ids) + 1
+
+    def cut(self, num_rows: int) -> None:
+        """Keeps the draft tokens that the first `num_rows` rows judge, at least one; rows after these are not read.
+
+        The last token kept has no row of its own: where it is accepted nothing follows it. A bonus in its place would
+        bias methods that judge by q, as what it costs to go on depends on this token.
+        """
+        assert 0 < num_rows < self.num_rows, f"{num_rows} rows of {self.num_rows} are no cut"
+        self.draft_token_ids, self.supports = self.draft_token_ids[:num_rows], self.supports[:num_rows]
+        self.tree = None if self.tree is None else Tree(self.tree.parents[:num_rows])
+        self.is_cut = True
 
     @property
     def row_positions(self) -> Sequence[int]:
-        """Returns the position of the token that each row is the distribution of."""
+        """Returns the position of the token that each row is the distribution of; any for rows that are not read."""
         start = self.position
         if self.tree is None:
             return range(start, start + self.num_rows)
-        return [start, *(start + depth + 1 for depth in self.tree.depths)]
+        positions = [start, *(start + depth + 1 for depth in self.tree.depths)]
+        return positions + [start] * (self.num_rows - len(positions))
 
     def needed_ids(self, row: int) -> TokenIds:
         """Returns the ids whose p the methods read at a row: the drafted ones and their support."""
@@ -118,6 +132,12 @@ class ProcessedRows(TargetRows, abc.ABC):
 
     def entropy(self, row: int) -> float:
         return 0.0 if self._is_certain(row) else self._entropy(row)
+
+    @property
+    def judged(self) -> StepRound:
+        """Returns the round, whose draft is cut where a grammar takes too much after some of its tokens. Raises
+        `GrammarLimitError` where it does before any."""
+        return self._round
 
     @abc.abstractmethod
     def target_sample(self, row: int) -> int:
@@ -195,6 +215,11 @@ class HostRows(ProcessedRows):
         self._thresholds: dict[int, float] = {}
         self._positions = step_round.row_positions
         self._eos_token_ids = eos_token_ids
+
+    @property
+    def judged(self) -> StepRound:
+        _ = self._penalized_logits  # cuts it
+        return self._round
 
     @cached_property
     def _penalized_logits(self) -> NDArray[np.float32]:
@@ -297,7 +322,11 @@ class PathPenalties(NamedTuple):
 
 def penalties_of_round(each: StepRound) -> list[PathPenalties]:
     """Returns what penalties, biases, bad words and a grammar change, as numpy arrays; a node of a tree is penalised by
-    its own path. There is none where the scores are the logits."""
+    its own path. There is none where the scores are the logits.
+
+    Cuts the round's draft where the grammar takes too much after a drafted token. Raises `GrammarLimitError` where it
+    does before any.
+    """
     if is_plain(each.sampling) and not each.sampling.logit_bias:
         return []
 
@@ -308,13 +337,27 @@ def penalties_of_round(each: StepRound) -> list[PathPenalties]:
         )
 
     if each.tree is None or is_plain(each.sampling):  # at most biases, which know no path
-        return [PathPenalties(find(each.num_rows, each.draft_token_ids))]
+        of_chain = find(each.num_rows, each.draft_token_ids)
+        num_rows = each.num_rows if each.sampling.grammar is None else len(of_chain.allowed)
+        if num_rows == each.num_rows:
+            return [PathPenalties(of_chain)]
+        each.cut(num_rows)
+        return [PathPenalties(of_chain, np.arange(num_rows), num_rows)]
     found = [PathPenalties(find(1, ()), np.zeros(1, np.int64), 1)]
+    num_found = 1
     for run in each.tree.runs:
         path = each.tree.path(run[-1])
         rows = np.array([0, *(node + 1 for node in path)], np.int64)
-        drafted = tuple(each.draft_token_ids[node] for node in path)
-        found.append(PathPenalties(find(len(rows), drafted), rows, len(run)))
+        with suppress(GrammarLimitError):  # of earlier rows, where their masks were not kept
+            of_path = find(len(rows), tuple(each.draft_token_ids[node] for node in path))
+            rows = rows if each.sampling.grammar is None else rows[: len(of_path.allowed)]
+            num_new = len(rows) - 1 - (len(path) - len(run))
+            if num_new > 0:
+                found.append(PathPenalties(of_path, rows, num_new))
+                num_found += num_new
+        if num_found <= run[-1] + 1:
+            each.cut(num_found)
+            break
     return found
 
 

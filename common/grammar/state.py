@@ -172,7 +172,8 @@ class GrammarState:
         self.ends = grammar.ends
         self._not_eos = ~self.ends
         self._budget_s = grammar.bounds.budget_s if budget_s is None else budget_s
-        self._spent_s = 0.0
+        self._spent_s = 0.0  # of the budget
+        self._overspent_s = 0.0  # by earlier rounds, which drafted tokens pay for
         memory = grammar.bounds.memory
         self._held = None if memory is None else memory.hold_let_in(_STATE_BYTES)
         self._bytes_of_fed = array("q")  # of each token that the matcher has, where they are counted
@@ -208,8 +209,15 @@ class GrammarState:
         return self._end is not None
 
     def begin_round(self) -> None:
-        """Begins the budget anew."""
+        """Begins the budget anew, for the token after the output."""
+        self._overspent_s = max(0.0, self._overspent_s + self._spent_s - self._budget_s)
         self._spent_s = 0.0
+
+    def begin_draft(self) -> None:
+        """Goes on with what drafted tokens alone need, in what the round has left. They have less time where earlier
+        rounds took more than their budget, so that all rounds together take one budget each."""
+        self._spent_s += self._overspent_s
+        self._overspent_s = 0.0
 
     def follow(self, output_ids: Sequence[int]) -> None:
         """Sets the output."""
@@ -258,7 +266,7 @@ class GrammarState:
     def allows(self, path: Sequence[int], token_id: int) -> bool:
         """Returns whether an id may follow the output and a path after it; asks for no mask unless it ends the text."""
         if token_id in self._grammar.eos_token_ids:
-            return _has(self.allowed(path), token_id)
+            return has(self.allowed(path), token_id)
 
         def compute() -> bool:
             self._catch_up()
@@ -267,7 +275,9 @@ class GrammarState:
         return self._within_budget(compute)
 
     def _within_budget(self, compute: Callable[[], _Found]) -> _Found:
-        """Returns what `compute` does, and counts its time and memory. Raises `GrammarLimitError`."""
+        """Returns what `compute` does, and counts its time and memory. Raises `GrammarLimitError`, without computing
+        anything where the budget is spent."""
+        self._check_budget(self._spent_s)
         start_s = time.thread_time()
         found = self._by_lexers(compute, start_s)
         self._spent_s += time.thread_time() - start_s
@@ -359,7 +369,7 @@ class GrammarState:
                 self._note_fed(token_id, time.thread_time() - start_s)
             return True
         self._check()
-        if is_text and not self._matcher.is_stopped() and _has(self._mask(), token_id):
+        if is_text and not self._matcher.is_stopped() and has(self._mask(), token_id):
             self._restart()
             raise _LexerUsedUpError(f"the grammar takes too much here: {_USED_UP}")
         return False
@@ -407,8 +417,9 @@ def _resize(held: Held, num_bytes: int) -> None:
         raise GrammarLimitError(str(error)) from error
 
 
-def _has(words: Words, token_id: int) -> bool:
-    return bool(words[token_id >> 5] >> (token_id & 31) & 1)
+def has(words: Words, token_id: int) -> bool:
+    """Returns whether an id is among those that are allowed."""
+    return token_id >> 5 < len(words) and bool(words[token_id >> 5] >> (token_id & 31) & 1)
 
 
 def _bits(token_ids: Sequence[int], num_tokens: int) -> Words:

@@ -10,12 +10,14 @@ import ctypes
 import functools
 import math
 from collections.abc import Callable, Container, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from outrider.common.grammar.masks import mask_scores
+from outrider.common.grammar.state import GrammarLimitError, GrammarState
 from outrider.common.sampling.history import BadWords, History
 from outrider.common.types import SamplingParams
 
@@ -49,6 +51,8 @@ class Penalties(NamedTuple):
     biases: Any = _NO_AMOUNTS
     banned_rows: Any = _NO_IDS
     banned_ids: Any = _NO_IDS
+    held_rows: Any = _NO_IDS  # stop ids, where the output is too short to end
+    held_ids: Any = _NO_IDS
     allowed: Any = _NO_WORDS  # by the grammar: int32 [rows, words], a bit for each id (`mask_scores`)
 
 
@@ -58,11 +62,18 @@ def find_penalties(
     history: History,
     text_end: Sequence[int],
     draft_token_ids: Sequence[int],
+    num_short: int = 0,
 ) -> Penalties:
-    """Returns numpy arrays for rows of which each sees the draft tokens before it.
+    """Returns numpy arrays for rows of which each sees the draft tokens before it: for the first rows alone where a
+    grammar takes too much after a drafted token, `allowed` then says how many. Raises `GrammarLimitError` where it does
+    before any.
 
-    `text_end` are the last tokens of the text, as many as the longest bad word has.
+    `text_end` are the last tokens of the text, as many as the longest bad word has; the first `num_short` rows follow
+    an output that is too short to end.
     """
+    if (state := history.grammar) is not None:
+        allowed = _masks(state, num_rows, draft_token_ids)
+        num_rows = len(allowed)
     found: dict[str, Any] = {"bias_ids": history.bias_ids, "biases": history.biases}
     if params.repetition_penalty != 1:
         found["repetition"] = np.array([params.repetition_penalty], np.float32)
@@ -81,11 +92,25 @@ def find_penalties(
         found["banned_rows"], found["banned_ids"] = _banned(
             num_rows, history.bad_words, text_end, draft_token_ids
         )
-    if (state := history.grammar) is not None:
-        found["allowed"] = np.stack([state.allowed(draft_token_ids[:row]) for row in range(num_rows)])
+    if params.held_back:
+        num_short, num_ids = min(num_short, num_rows), len(params.held_back)
+        found["held_rows"] = np.arange(num_short).repeat(num_ids)
+        found["held_ids"] = np.tile(np.array(params.held_back, np.int64), num_short)
+    if state is not None:
+        found["allowed"] = allowed
         if params.bad_words:
-            found |= _with_ends(found["allowed"], found["banned_rows"], found["banned_ids"], state.ends)
+            found |= _with_ends(allowed, found["banned_rows"], found["banned_ids"], state.ends)
     return Penalties(**found)
+
+
+def _masks(state: GrammarState, num_rows: int, draft_token_ids: Sequence[int]) -> NDArray[np.int32]:
+    """Returns [rows, words]: the masks of rows up to the first drafted token after which the grammar takes too much."""
+    masks = [state.allowed()]
+    state.begin_draft()
+    with suppress(GrammarLimitError):
+        for row in range(1, num_rows):
+            masks.append(state.allowed(draft_token_ids[:row]))
+    return np.stack(masks)
 
 
 def _drafted_before(
@@ -117,8 +142,9 @@ def _banned(
 def _with_ends(
     allowed: NDArray[np.int32], rows: NDArray[np.int64], ids: NDArray[np.int64], ends: NDArray[np.int32]
 ) -> dict[str, Any]:
-    """Returns what is allowed and banned. A row that bad words leave nothing of has end-of-text alone (`ends`), as a
-    grammar without a token left has; else all of its scores would be -inf, and any token would be taken."""
+    """Returns what is allowed, [rows, words], and banned, (row, id) each. A row that bad words leave nothing of has
+    end-of-text alone (`ends`), as a grammar without a token left has; else all of its scores would be -inf, and any
+    token would be taken."""
     left = allowed.view(np.uint32).copy()
     is_in = ids >> 5 < left.shape[1]
     bits = np.uint32(1) << (ids & 31).astype(np.uint32)
@@ -126,6 +152,21 @@ def _with_ends(
     is_empty = np.asarray(~left.any(axis=1), np.bool_)
     allowed = np.where(is_empty[:, None], ends, allowed)
     return {"allowed": allowed, "banned_rows": rows[~is_empty[rows]], "banned_ids": ids[~is_empty[rows]]}
+
+
+def left_of(
+    state: GrammarState, bad_words: BadWords, text: Sequence[int], path: Sequence[int] = ()
+) -> tuple[NDArray[np.int32], bool]:
+    """Returns the ids, [words], that a grammar allows after its output and a path, end-of-text alone where bad words
+    leave none of them, and whether that is so. `text` ends with the path, and has the longest bad word before it.
+    Raises `GrammarLimitError`."""
+    allowed = state.allowed(path)
+    parts = list(bad_words.completing(text, len(text)))
+    if not parts:
+        return allowed, False
+    banned = np.concatenate(parts)
+    found = _with_ends(allowed[None], np.zeros_like(banned), banned, state.ends)
+    return found["allowed"][0], not len(found["banned_ids"])
 
 
 MaskScores = Callable[[Any, Any, Any], None]
@@ -151,5 +192,8 @@ def penalize(
     if params.bad_words:
         banned = found.banned_rows, found.banned_ids
         scores[banned] = xp.full_like(scores[banned], -math.inf)  # CUDA waits to copy what is no array
+    if params.held_back:
+        held = found.held_rows, found.held_ids
+        scores[held] = xp.full_like(scores[held], -math.inf)
     if params.grammar is not None:
         mask(xp, scores, found.allowed)

@@ -183,7 +183,8 @@ def penalties_of(
     history = history or History(params, prompt_ids, output_ids)
     longest = history.bad_words.longest
     text_end = (*prompt_ids[-longest:], *output_ids[-longest:]) if longest else ()
-    return find_penalties(params, num_rows, history, text_end, draft_token_ids)
+    num_short = max(0, params.min_new_tokens - len(output_ids))
+    return find_penalties(params, num_rows, history, text_end, draft_token_ids, num_short)
 
 
 def shape(xp: Any, scores: Any, params: SamplingParams) -> Any:

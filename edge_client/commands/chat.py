@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from outrider.common.process.extras import how_to_install
 from outrider.common.process.logs import setup_logging
 from outrider.edge_client.config.flags import add_config, load_run_config
 from outrider.edge_client.config.gate import gate_warning
@@ -78,5 +79,5 @@ def _load_template(config: RunConfig) -> ChatTemplate | None:
             draft_dir(config), config.serve.chat_template, config.serve.chat_template_kwargs
         )
     except ModuleNotFoundError:
-        print("edge-client: chat templates need jinja2: pip install 'outrider[daemon]'", file=sys.stderr)
+        print(f"edge-client: chat templates need jinja2: {how_to_install('daemon')}", file=sys.stderr)
         return None

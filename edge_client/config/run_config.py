@@ -48,7 +48,7 @@ class StopConfig:
     """Configures where generation ends, `max_new_tokens` apart, and what of its tokens is text."""
 
     min_new_tokens: int = option(
-        0, "fewest tokens to generate before an end of text or a stop string", metavar="N", minimum=0
+        0, "fewest tokens to generate before an end of text or anything to stop at", metavar="N", minimum=0
     )
     strings: tuple[str, ...] = option((), "text to stop before; may be repeated", metavar="TEXT", key="stop")
     token_ids: tuple[int, ...] = option(

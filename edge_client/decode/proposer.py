@@ -72,6 +72,11 @@ class Proposer:
             return token_ids
         return token_ids[: self.drafter.num_obeying(self.tokens.chain.token_ids, token_ids)]
 
+    def check_grammar(self) -> None:
+        """Raises `GrammarLimitError` where the sequence's grammar, if it has one, takes too much after it."""
+        if self.drafter is not None:
+            self.drafter.check_grammar(self.tokens.chain.token_ids)
+
     def observe(self, draft: Draft, verdict: Verdict) -> None:
         """Learns what nodes of trees are worth from a verdict."""
         if isinstance(draft, TreeDraft):

@@ -49,7 +49,7 @@ def apply_verdict(state: GenerationState, round_: Round, answer: Answer) -> list
             supports = round_.draft.supports
             support = supports[verdict.accepted_len] if state.pending is None else None
             events += state.choose_correction(support, verdict.candidates)
-        elif verdict.correction_kind is CorrectionKind.NONE and not round_.request.pipelined:
+        elif not token_ids and not round_.request.pipelined:  # the verifier has nothing more to say
             state.finish(FinishReason.STOP)
     return events
 

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from outrider.common.errors import OutriderError
+from outrider.common.process.extras import how_to_install
 from outrider.common.types import SamplingParams
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
 from outrider.edge_client.doctor.finding import Finding, fault, ok, skipped, warning
@@ -83,7 +84,7 @@ def _check_template(config: RunConfig) -> Finding:
             directory, config.serve.chat_template, config.serve.chat_template_kwargs
         )
     except ModuleNotFoundError:
-        return skipped("chat template", "needs jinja2: pip install 'outrider[daemon]'")
+        return skipped("chat template", f"needs jinja2: {how_to_install('daemon')}")
     except OutriderError as error:
         return fault("chat template", str(error), "mend what it names, or give another --chat-template FILE")
     if template is None:

@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
-from outrider.common.grammar.state import state_of
+from outrider.common.grammar.state import GrammarLimitError, has, state_of
+from outrider.common.sampling.history import BadWords
+from outrider.common.sampling.penalties import left_of
 from outrider.common.sequences import common_prefix
 from outrider.common.tree import ROOT
 from outrider.common.types import Draft, SamplingParams, Signals, TokenIds
@@ -49,6 +51,7 @@ class Drafter:
         )
         self._min_draft_s = min_draft_s
         self._grammar = None if sampling.grammar is None else state_of(sampling.grammar)
+        self._bad_words = BadWords(sampling.bad_words)
         self._num_prompt_tokens = num_prompt_tokens
         self._along: TokenIds = ()  # in the place of the prompt's last tokens, and after it
         self._assumed: TokenIds = ()  # what the sequence was told that may yet turn out wrong: its end
@@ -63,8 +66,9 @@ class Drafter:
         """Returns a draft after `token_ids` and the tokens `assumed` to follow them, and the time it took in
         ms.
 
-        The draft is shorter than asked where `should_stop` ends it or the draft's context is nearly full; it
-        is empty at the context limit and where the strategy has no proposal.
+        The draft is shorter than asked where `should_stop` ends it, the draft's context is nearly full or the grammar
+        takes too much after some of its tokens; it is empty at the context limit, where the strategy has no proposal
+        and where the grammar takes too much before any token.
         """
         start_s = self._clock.now()
         self._commit(token_ids, assumed)
@@ -127,21 +131,44 @@ class Drafter:
         return draft, (self._clock.now() - start_s) * 1e3
 
     def num_obeying(self, token_ids: Sequence[int], after: TokenIds) -> int:
-        """Returns how many of the tokens `after` others obey the session's grammar, if it has one."""
+        """Returns how many of the tokens `after` others obey the session's grammar, if it has one, as far as it
+        is known in a round's time."""
         if self._grammar is None:
             return len(after)
-        self._grammar.follow(token_ids[self._num_prompt_tokens :])
+        self._follow_grammar(token_ids)
         each = range(len(after))
-        return next((i for i in each if not self._grammar.allows(after[:i], after[i])), len(after))
+        return next((i for i in each if not self._allows(token_ids, after[:i], after[i])), len(after))
+
+    def check_grammar(self, token_ids: Sequence[int]) -> None:
+        """Raises `GrammarLimitError` where the session's grammar takes too much after these tokens."""
+        if self._grammar is not None:
+            self._follow_grammar(token_ids)
+            self._grammar.allowed()
 
     def _obeying_nodes(self, draft: TreeDraft, token_ids: Sequence[int]) -> TreeDraft:
-        assert self._grammar is not None
-        self._grammar.follow(token_ids[self._num_prompt_tokens :])
+        self._follow_grammar(token_ids)
         paths: dict[int, TokenIds] = {ROOT: ()}  # of the nodes that are kept
         for node, (token_id, parent) in enumerate(zip(draft.token_ids, draft.parents, strict=True)):
-            if parent in paths and self._grammar.allows(paths[parent], token_id):
+            if parent in paths and self._allows(token_ids, paths[parent], token_id):
                 paths[node] = (*paths[parent], token_id)
         return draft if len(paths) == len(draft.parents) + 1 else draft.pruned([*paths][1:])
+
+    def _follow_grammar(self, token_ids: Sequence[int]) -> None:
+        assert self._grammar is not None, "a constrained text"
+        self._grammar.begin_round()
+        self._grammar.follow(token_ids[self._num_prompt_tokens :])
+
+    def _allows(self, token_ids: Sequence[int], path: TokenIds, token_id: int) -> bool:
+        """Returns whether the grammar is known to allow a token, or the text ends with it as bad words leave no other:
+        not where it takes too much to say."""
+        assert self._grammar is not None, "a constrained text"
+        try:
+            if self._bad_words.longest and has(self._grammar.ends, token_id):
+                text = (*token_ids[-self._bad_words.longest :], *path)
+                return has(left_of(self._grammar, self._bad_words, text, path)[0], token_id)
+            return self._grammar.allows(path, token_id)
+        except GrammarLimitError:
+            return False
 
     def prepare(self, num_tokens: int) -> Iterator[None]:
         """See `Prepares.prepare`; does nothing where the sequence cannot."""

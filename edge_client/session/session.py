@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.errors import LinkError
 from outrider.common.methods import num_support
+from outrider.common.stopping import holding_back
 from outrider.common.types import FinishReason, Method, ModelInfo, Origin, TokenIds, TokenLogprobs
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.conditions import Conditions
@@ -86,7 +87,8 @@ def _create_drafter(
     would need a support."""
     is_alone = options.mode is ExecutionMode.EDGE_ONLY
     num_ids = 0 if is_alone else num_support(options.method, options.support_size)
-    return Drafter(draft, options.sampling, num_prompt_tokens, num_ids, min_draft_s, clock)
+    sampling = holding_back(options.sampling, options.stop.stop_token_ids)
+    return Drafter(draft, sampling, num_prompt_tokens, num_ids, min_draft_s, clock)
 
 
 class EdgeSession:
@@ -247,7 +249,8 @@ class EdgeSession:
             yield from continue_alone(self._state)
 
     def _edge_only(self) -> Iterator[SessionEvent]:
-        """Generates with the draft alone, whose end-of-sequence token ends the sequence."""
+        """Generates with the draft alone, whose end-of-sequence token ends the sequence. Raises `GrammarLimitError`
+        where its grammar takes too much."""
         state = self._state
         assert self._draft is not None, "edge-only needs a draft"
         state.tokens.set_eos(self._draft.eos_token_ids)
@@ -256,6 +259,7 @@ class EdgeSession:
                 raise CancelledByUser
             draft = state.proposer.write_alone(max(1, state.num_to_draft()))
             if not draft.token_ids:
+                state.proposer.check_grammar()
                 state.finish(FinishReason.CONTEXT)
             yield from state.add(draft.token_ids, (Origin.EDGE_ONLY,) * len(draft.token_ids))
 

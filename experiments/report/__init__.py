@@ -6,6 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from outrider.common.errors import UsageError
+from outrider.common.process.extras import how_to_install
 
 _PACKAGES = ("jinja2", "matplotlib", "markupsafe")
 
@@ -13,7 +14,7 @@ _PACKAGES = ("jinja2", "matplotlib", "markupsafe")
 def check_installed() -> None:
     """Raises `UsageError` where the packages that draw are not installed."""
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
-        raise UsageError(f"a report needs {', '.join(missing)}: pip install 'outrider[report]'")
+        raise UsageError(f"a report needs {', '.join(missing)}: {how_to_install('report')}")
 
 
 def render(folder: Path) -> Path:

@@ -344,3 +344,20 @@ def test_the_gpu_overlay_asks_for_a_gpu_and_uses_it() -> None:
     assert config_of("overlays/gpu").kv_memory == "auto", "cards differ"
     mounts = {each["mountPath"] for each in container["volumeMounts"]}
     assert str(config_of("overlays/gpu").target.parent) in mounts
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_claim_that_several_pods_mount_is_named_with_an_access_mode_that_lets_them(name: str) -> None:
+    spec = find(name, "StatefulSet")["spec"]
+    claims = [
+        each["persistentVolumeClaim"]
+        for each in spec["template"]["spec"]["volumes"]
+        if "persistentVolumeClaim" in each
+    ]
+    assert bool(claims) is name.startswith("overlays/gpu")
+    assert find(name, "HorizontalPodAutoscaler")["spec"]["minReplicas"] > 1
+    for claim in claims:
+        assert claim["readOnly"]
+        paragraphs = (ROOT / "README.md").read_text("utf-8").split("\n\n")
+        (about,) = (each for each in paragraphs if f"PersistentVolumeClaim `{claim['claimName']}`" in each)
+        assert "`accessModes`" in about and "`ReadOnlyMany`" in about and "`ReadWriteMany`" in about

@@ -303,6 +303,21 @@ def test_a_gate_that_drops_the_token_it_saw_is_detected(kind, size, show):
     show("sparse: an NLL gate that drops the sampled token", kind, biases)
 
 
+@pytest.mark.parametrize("method", [Method.SPARSE, Method.CANDIDATES, Method.BLOCK])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_draft_that_a_grammar_cuts_leaves_the_targets_distribution(method, kind):
+    """Where it is cut depends on the very tokens that are judged, to which `coupled` alone is indifferent."""
+    for num_tokens in (3, 4):
+        rules = rules_of(method, is_costly=lambda text: sum(text) % 3 == 1, num_tokens=num_tokens)
+        check_exact(method, make_world(kind), rules)
+
+
+@pytest.mark.parametrize("parents", TREES.values(), ids=TREES)
+def test_a_drawn_tree_that_a_grammar_cuts_leaves_the_targets_distribution(parents):
+    rules = rules_of(Method.SPARSE, parents=parents, is_costly=lambda text: sum(text) % 3 == 1, num_tokens=3)
+    check_exact(Method.SPARSE, make_world("truncated"), rules)
+
+
 def test_coins_reused_every_round_are_detected(show):
     for method, kind in itertools.product((Method.SPARSE, Method.BLOCK), ("truncated", "deterministic")):
         rules = Rules(coin_key=lambda start, offset: (Purpose.ACCEPT, math.inf, offset))

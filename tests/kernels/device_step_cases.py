@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.cloud_verifier.verification import device_step
 from outrider.cloud_verifier.verification.device_rows import DeviceRows, make_device_rows
 from outrider.cloud_verifier.verification.logprobs import logprobs_of
 from outrider.cloud_verifier.verification.methods import block
@@ -25,6 +26,7 @@ from outrider.kernels.device_truncation import truncation_thresholds
 
 NUM_TOKENS, NUM_PADDED = 60, 64
 PARAMS = MethodParams()
+UNPENALISED = "temperature", "top_p", "top_k", "seed"
 FORK = Tree((-1, -1, 0, 0, 1))
 
 
@@ -107,7 +109,7 @@ def make_input(rows, each):
     return RoundInput(
         rows=rows, draws=KeyedDraws(each.sampling.seed, each.position), position=each.position,
         draft_tokens=each.draft_token_ids, draft_probs=(0.6,) * len(each.draft_token_ids), supports=each.supports,
-        stop_ids=frozenset(), method_params=PARAMS, tree=each.tree,
+        stop_ids=frozenset(), method_params=PARAMS, tree=each.tree, is_cut=each.is_cut,
     )  # fmt: skip
 
 
@@ -122,11 +124,21 @@ def judge(method, rows, each):
 CASES = [(method, None) for method in Method] + [(each, FORK) for each in (Method.COUPLED, Method.SPARSE)]
 
 
-def test_methods_decide_as_over_the_hosts_rows_and_all_that_they_read_was_foreseen(monkeypatch):
-    """One step with rounds of all of them."""
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
+def test_methods_decide_as_over_the_hosts_rows_and_all_that_they_read_was_foreseen(is_cut, monkeypatch):
+    """One step with rounds of all of them; cut by a grammar they are without their last rows."""
     monkeypatch.setattr(DeviceRows, "_sample_now", None)
     rng, cases = np.random.default_rng(0), CASES * 2
     pairs = [random_round(rng, method, tree) for method, tree in cases]
+
+    def cutting(each):
+        each.cut(1 + each.sampling.seed % (each.num_rows - 1))
+        return []
+
+    if is_cut:
+        for _, each in pairs:
+            each.sampling = replace(SamplingParams(), **{n: getattr(each.sampling, n) for n in UNPENALISED})
+        monkeypatch.setattr(device_step, "penalties_of_round", cutting)
     logits, rounds = np.concatenate([own for own, _ in pairs]), [each for _, each in pairs]
     found, lengths = make_device_rows(torch.from_numpy(logits), rounds, (0,), NUM_TOKENS), set()
     found[0].wait()
@@ -144,6 +156,7 @@ def test_methods_decide_as_over_the_hosts_rows_and_all_that_they_read_was_forese
                 assert getattr(mine, name) == pytest.approx(getattr(theirs, name), abs=2e-5), name
         lengths.add((method, outcome.accepted_len))
     assert len(lengths) > 1.5 * len(Method), "the rounds are too alike to show anything"
+    assert all(each.is_cut is is_cut for each in rounds)
 
 
 @pytest.mark.parametrize(

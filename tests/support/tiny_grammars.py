@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from outrider.cloud_verifier.verification.grammars import GrammarStore
+from outrider.common.grammar.state import GrammarState, Words
 from outrider.common.grammar.vocabulary import Vocabulary
-from outrider.common.types import Grammar, GrammarKind
+from outrider.common.types import Grammar, GrammarKind, TokenIds
 
 TEXTS = ["", *"abcdefghij", *"0123456789", *'{}":,[]', "ab", "12", '":', "cd"]  # of the ids; 0 ends a text
 
@@ -69,3 +71,19 @@ class Later(Executor):
 
 def tiny_store(pool: Executor | None = None) -> GrammarStore:
     return GrammarStore(tiny_vocabulary(), pool or AtOnce())
+
+
+def cost_by_path(monkeypatch: pytest.MonkeyPatch, cost_s: Callable[[TokenIds], float]) -> list[TokenIds]:
+    """Has each mask take a time by the tokens after the output that it is of; returns a list of these, as they are
+    asked for."""
+    asked, now_s, find = list[TokenIds](), 0.0, GrammarState._allowed
+
+    def slow(self: GrammarState, path: TokenIds) -> Words:
+        nonlocal now_s
+        asked.append(path)
+        now_s += cost_s(path)
+        return find(self, path)
+
+    monkeypatch.setattr(time, "thread_time", lambda: now_s)
+    monkeypatch.setattr(GrammarState, "_allowed", slow)
+    return asked

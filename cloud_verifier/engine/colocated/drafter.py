@@ -153,11 +153,11 @@ class CoLocatedDrafter:
     def _reader(self, work: Work) -> Reader:
         reader = self._readers.get(id(work))
         if reader is None:
-            opening = work.session.opening
+            opening, sampling = work.session.opening, work.session.sampling
             model = self._sources.get(opening.draft_source, self._model)
             assert model is not None, "an opening names a source that there is"
             sequence = model.sequence(
-                opening.sampling,
+                sampling,
                 num_prompt_tokens=opening.num_prompt_tokens,
                 num_support=num_support(opening.method),
             )

@@ -70,7 +70,7 @@ class UniformDraws(Protocol):
 class RoundInput:
     """Holds one draft to be judged, and the target's rows for it."""
 
-    rows: TargetRows  # num_draft_tokens + 1 of them
+    rows: TargetRows  # num_draft_tokens + 1 of them; without the last one where the draft is cut
     draws: UniformDraws
     position: int  # length of the sequence before the draft: the `start` of the keys
     draft_tokens: TokenIds
@@ -81,14 +81,20 @@ class RoundInput:
     candidates_from: int = 0
     is_pipelined: bool = False  # the next round has been sent: no bonus, except with `coupled`
     tree: Tree | None = None  # of the draft tokens, where they are no chain
+    is_cut: bool = False  # the draft went on: its last token has no row, and nothing follows it in this round
+
+    def is_last(self, node: int) -> bool:
+        """Returns whether nothing follows a draft token in this round: it ends the sequence, or has no row."""
+        has_no_row = self.is_cut and node == len(self.draft_tokens) - 1
+        return has_no_row or self.draft_tokens[node] in self.stop_ids
 
 
 @dataclass(slots=True)  # not frozen: see RoundMetrics
 class Outcome:
     """Contains a method's decision: how many tokens are accepted, and the token after them.
 
-    There is none where its kind is NONE: the sequence ended with a stop token, no bonus was wanted, or (with
-    `candidates`) the edge chooses the correction.
+    There is none where its kind is NONE: the sequence ended with a stop token, no bonus was wanted, the draft was cut
+    and what is left of it is accepted, or (with `candidates`) the edge chooses the correction.
     """
 
     accepted_len: int

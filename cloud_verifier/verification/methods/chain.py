@@ -67,8 +67,8 @@ def conclude(
     """Returns the outcome for the accepted nodes: the first ones of a chain, or a path of a tree. `correct(row)`
     samples the correction.
 
-    Nothing follows an accepted stop id, and no bonus is sampled where the next round has been sent already,
-    unless `has_always_bonus`.
+    Nothing follows an accepted stop id or all of a draft that was cut, and no bonus is sampled where the next round has
+    been sent already, unless `has_always_bonus`.
     """
     row = accepted[-1] + 1 if accepted else 0
     kind, token_id = ending(round_input, accepted, has_always_bonus=has_always_bonus), 0
@@ -85,7 +85,7 @@ def ending(
 ) -> CorrectionKind:
     """Returns the kind of token that follows the accepted nodes."""
     tree, draft_tokens, last = round_input.tree, round_input.draft_tokens, accepted[-1] if accepted else ROOT
-    if last != ROOT and draft_tokens[last] in round_input.stop_ids:
+    if last != ROOT and round_input.is_last(last):
         return CorrectionKind.NONE
     has_next = last + 1 < len(draft_tokens) if tree is None else bool(tree.children(last))
     if has_next:

@@ -11,11 +11,11 @@ from outrider.common.tree import ROOT, Tree
 
 def follow(round_input: RoundInput, tree: Tree, choose: Callable[[int], int | None]) -> list[int]:
     """Returns the nodes that `choose` leads through, root first: it returns the child to go to from a node, None to
-    stay there. A stop id ends a path."""
+    stay there. A stop id ends a path, and so does a node without a row."""
     nodes = list[int]()
     while (child := choose(nodes[-1] if nodes else ROOT)) is not None:
         nodes.append(child)
-        if round_input.draft_tokens[child] in round_input.stop_ids:
+        if round_input.is_last(child):
             break
     return nodes
 

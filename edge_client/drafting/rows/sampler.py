@@ -18,6 +18,8 @@ from outrider.common.errors import ModelError
 from outrider.common.grammar.state import state_of
 from outrider.common.noise.draws import coupled_one, coupled_top, coupled_two, top_scores
 from outrider.common.noise.philox import Purpose, first_word
+from outrider.common.sampling.history import BadWords
+from outrider.common.sampling.penalties import left_of
 from outrider.common.sampling.processors import is_plain, process_logits
 from outrider.common.sampling.support import certain, make_support, sample_support, support_prob
 from outrider.common.types import DRAFT_SOURCE, RunnerUp, SamplingParams, Signals, Support
@@ -44,6 +46,7 @@ class DraftSampler:
     def __init__(self, params: SamplingParams, eos_token_ids: tuple[int, ...], num_support: int = 0) -> None:
         self._grammar = None if params.grammar is None else state_of(params.grammar)
         self._params = params = replace(params, grammar=None)  # rows are constrained before anything else
+        self._bad_words, self._ended_params = BadWords(params.bad_words), replace(params, bad_words=())
         self._eos_token_ids = eos_token_ids
         self._num_support = num_support
         self._noise = NoiseAhead(params.seed)
@@ -81,6 +84,7 @@ class DraftSampler:
         """Gives the masks of the grammar, if there is one, the time of one more draft."""
         if self._grammar is not None:
             self._grammar.begin_round()
+            self._grammar.begin_draft()
 
     def prepare(self, positions: Iterable[int], num_tokens: int) -> Iterator[None]:
         """Makes the noise of some positions ahead, where samples need it. Yields before each."""
@@ -101,13 +105,14 @@ class DraftSampler:
     ) -> Sampled:
         """Samples the draft token at `offset` after `start` committed tokens.
 
-        At temperature 0 its probability is 1. Raises `ModelError` where the logits are not finite.
+        At temperature 0 its probability is 1. Raises `ModelError` where the logits are not finite, and
+        `GrammarLimitError` where the draft ends because the grammar takes too much.
         """
         if self._grammar is not None:
-            is_allowed = self._allowed(rows, output_ids)
+            is_allowed, is_ended = self._allowed(rows, prompt_ids, output_ids)
             if self._is_plain_row and rows.candidates is None and np.count_nonzero(is_allowed) <= _FEW:
                 return self._sample_few(rows, is_allowed.nonzero()[0], self._position(start, offset))
-            rows = constrained(rows, is_allowed, self._params.temperature)
+            rows = self._left(rows, is_allowed, is_ended)
         probs = rows.probs[0]
         top_id = int(probs.argmax())
         top_prob = float(probs[top_id])
@@ -125,28 +130,33 @@ class DraftSampler:
         offset: int,
         prompt_ids: Sequence[int] = (),
         output_ids: Sequence[int] = (),
+        *,
+        has_signals: bool = False,
     ) -> Continuations:
-        """Returns what scores highest at `offset` after `start` committed tokens, noise included; the first is what
-        `sample` returns.
+        """Returns what scores highest at `offset` after `start` committed tokens, noise included, and on request the
+        signals of each; the first is what `sample` returns.
 
-        `rows` has one row. Raises `ModelError` where the logits are not finite.
+        `rows` has one row. Raises what `sample` raises.
         """
         assert not self._num_support, "a tree is drafted with the noise that both sides share"
         if not math.isfinite(rows.probs[0, 0]):  # one logit that is not makes them all so
             raise ModelError(_NOT_FINITE)
-        rows = self._constrained(rows, output_ids)
+        rows = self._constrained(rows, prompt_ids, output_ids)
         scores = rows.logits if self._is_argmax else self._scores(rows, prompt_ids, output_ids)
         if self._is_greedy:
             ids, sums = top_scores(scores[0], MAX_CONTINUATIONS, _MOST_GAP)
         else:
             noise = self._noise.row(self._position(start, offset), scores.shape[1])
             ids, sums = coupled_top(scores[0], noise, MAX_CONTINUATIONS, _MOST_GAP)
-        return Continuations(tuple(ids.tolist()), tuple((sums[:1] - sums).tolist()), DRAFT_SOURCE)
+        token_ids, gaps = tuple(ids.tolist()), tuple((sums[:1] - sums).tolist())
+        return Continuations(
+            token_ids, gaps, DRAFT_SOURCE, _signals_of(rows, token_ids) if has_signals else ()
+        )
 
     def support(self, rows: Rows, prompt_ids: Sequence[int] = (), output_ids: Sequence[int] = ()) -> Support:
         """Returns what a tree's children are drawn from; at temperature 0 with the weights of temperature 1, by which
-        the likeliest are taken. `rows` has one row. Raises `ModelError` where the logits are not finite."""
-        rows = self._constrained(rows, output_ids)
+        the likeliest are taken. `rows` has one row. Raises what `sample` raises."""
+        rows = self._constrained(rows, prompt_ids, output_ids)
         return make_support(self._scores(rows, prompt_ids, output_ids)[0], self._num_support)
 
     def make_draw(self, start: int) -> Draw:
@@ -183,19 +193,29 @@ class DraftSampler:
             self._noise.drop_before(start)
         return start + offset
 
-    def _constrained(self, rows: Rows, output_ids: Sequence[int]) -> Rows:
+    def _constrained(self, rows: Rows, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> Rows:
         """Returns what the grammar leaves of a row after `output_ids`; without one the row itself."""
         if self._grammar is None:
             return rows
-        return constrained(rows, self._allowed(rows, output_ids), self._params.temperature)
+        return self._left(rows, *self._allowed(rows, prompt_ids, output_ids))
 
-    def _allowed(self, rows: Rows, output_ids: Sequence[int]) -> NDArray[np.bool_]:
-        """Returns which ids the grammar allows after `output_ids`."""
+    def _left(self, rows: Rows, is_allowed: NDArray[np.bool_], is_ended: bool) -> Rows:
+        left = constrained(rows, is_allowed, self._params.temperature)
+        return replace(left, is_ended=True) if is_ended else left
+
+    def _allowed(
+        self, rows: Rows, prompt_ids: Sequence[int], output_ids: Sequence[int]
+    ) -> tuple[NDArray[np.bool_], bool]:
+        """Returns which ids the grammar allows after `output_ids`, and whether the text ends as bad words leave none of
+        them."""
         assert self._grammar is not None, "a constrained text"
         if not math.isfinite(rows.probs[0, 0]):  # one logit that is not makes them all so
             raise ModelError(_NOT_FINITE)
         self._grammar.follow(output_ids)
-        return allowed_by(self._grammar.allowed(), rows.logits.shape[1])
+        longest = self._bad_words.longest
+        text = (*prompt_ids[-longest:], *output_ids[-longest:]) if longest else ()
+        words, is_ended = left_of(self._grammar, self._bad_words, text)
+        return allowed_by(words, rows.logits.shape[1]), is_ended
 
     def _sample_few(self, rows: Rows, ids: NDArray[np.intp], position: int) -> Sampled:
         """Samples among a few allowed ids, by the formulas of all: what is excluded has no part in any sum."""
@@ -223,7 +243,7 @@ class DraftSampler:
         scores: NDArray[np.float32] = process_logits(
             np,
             rows.logits,
-            self._params,
+            self._ended_params if rows.is_ended else self._params,
             prompt_ids=prompt_ids,
             output_ids=output_ids,
             eos_token_ids=self._eos_token_ids,
@@ -231,7 +251,7 @@ class DraftSampler:
         return scores
 
 
-def signals_of(rows: Rows, token_ids: Sequence[int]) -> tuple[Signals, ...]:
+def _signals_of(rows: Rows, token_ids: Sequence[int]) -> tuple[Signals, ...]:
     """Returns the signals of several tokens after the same ones, without a variance, which the runs of a tree do not
     measure. `rows` has one row."""
     if not token_ids:

@@ -9,12 +9,13 @@ from functools import partial
 from typing import Generic, TypeVar
 
 from outrider.common.errors import InvalidFieldError
+from outrider.common.grammar.state import GrammarLimitError
 from outrider.common.types import DRAFT_SOURCE, Draft, RunnerUp, Signals, Support, TokenIds
 from outrider.edge_client.drafting.base import NodeRule, ShouldStop, Stop
 from outrider.edge_client.drafting.drawn_tree import DrawnTreeBuilder
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.rows.rows import Rows
-from outrider.edge_client.drafting.rows.sampler import DraftSampler, Sampled, signals_of
+from outrider.edge_client.drafting.rows.sampler import DraftSampler, Sampled
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
 from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
 
@@ -92,8 +93,12 @@ class Chain:
         self._doubted: Signals | None = None
 
     def add(self, rows: Rows) -> bool:
-        """Samples the next token; returns whether there is to be one after it."""
-        token_id, prob, signal, support = self._sample(rows, self.token_ids)
+        """Samples the next token; returns whether there is to be one after it. There is none where the grammar takes
+        too much here."""
+        try:
+            token_id, prob, signal, support = self._sample(rows, self.token_ids)
+        except GrammarLimitError:
+            return False
         asked = self._should_stop
         stop = Stop.NO if asked is None else asked(token_id, signal, len(self.token_ids) + 1)
         if stop is Stop.BEFORE:
@@ -178,8 +183,10 @@ class RowsSequence(SampledText, ABC):
 
     def tell(self, rows: Rows, path: TokenIds, has_signals: bool = False) -> Continuations:
         """Returns what may follow a path, by the row after it, and on request the signals of each."""
-        told = self._sampler.continuations(rows, len(self._text), len(path), *self._history(path))
-        return replace(told, signals=signals_of(rows, told.token_ids)) if has_signals else told
+        history = self._history(path)
+        return self._sampler.continuations(
+            rows, len(self._text), len(path), *history, has_signals=has_signals
+        )
 
     def _support(self, rows: Rows, path: TokenIds) -> Support:
         return self._sampler.support(rows, *self._history(path))
@@ -187,7 +194,7 @@ class RowsSequence(SampledText, ABC):
 
 class RowsExpander(Generic[Told]):
     """Tells by a sequence's rows what may follow: `tell` makes it of the row after a path, all sampling parameters in
-    it; `nothing` follows where the context has no room."""
+    it; `nothing` follows where the context has no room, or the grammar takes too much."""
 
     def __init__(self, sequence: RowsSequence, tell: Callable[[Rows, TokenIds], Told], nothing: Told) -> None:
         self._sequence, self._tell, self._nothing = sequence, tell, nothing
@@ -195,12 +202,13 @@ class RowsExpander(Generic[Told]):
 
     def expand(self, paths: Sequence[TokenIds]) -> list[Told]:
         """See `Expander.expand`."""
-        sequence = self._sequence
-        if paths == [()]:
-            self.num_runs += 1
-            return [self._tell(sequence.feed_root(), ())]
+        is_root = paths == [()]
+        rows = [(self._sequence.feed_root(), 1)] if is_root else self._sequence.feed_paths(paths)
         told: list[Told] = []
-        for path, (rows, num_runs) in zip(paths, sequence.feed_paths(paths), strict=False):
-            told.append(self._tell(rows, path))
+        for path, (row, num_runs) in zip(paths, rows, strict=False):
             self.num_runs += num_runs
+            try:
+                told.append(self._tell(row, path))
+            except GrammarLimitError:
+                told.append(self._nothing)
         return told + [self._nothing] * (len(paths) - len(told))

@@ -24,12 +24,13 @@ _CERTAIN, _NEVER = (0.0,), (-math.inf,)
 class KnownRows:
     """Holds rows of a target that is certain of the text: p is 1 at its token, for every method."""
 
-    __slots__ = ("_positions",)
+    __slots__ = ("_positions", "judged")
 
     is_on_device, is_computed = False, True
 
     def __init__(self, step_round: StepRound) -> None:
         self._positions = step_round.row_positions
+        self.judged = step_round  # a simulated text has no grammar that cuts a draft
 
     def target_sample(self, row: int) -> int:
         """Returns the text's token."""

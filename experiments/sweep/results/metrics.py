@@ -139,7 +139,7 @@ def _token_gaps(row: RequestRow) -> list[float]:
 
 def acceptance_by_position(rounds: Iterable[RoundRow]) -> tuple[list[float], list[float]]:
     """Returns alpha_i, how often token i was accepted of the rounds that drafted it and in which all
-    before it were; and A_cum_i, how often the first i all were of the rounds that drafted so many."""
+    before it were; and a_cum_i, how often the first i all were of the rounds that drafted so many."""
     answered = [r for r in rounds if r.is_answered]
     counts = sequences.acceptance_by_position(map(_as_chain, answered))
     alphas = [round(each.accepted / each.reached, 4) if each.reached else 0.0 for each in counts]

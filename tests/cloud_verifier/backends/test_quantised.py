@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +31,7 @@ from outrider.cloud_verifier.backends.quantised.choice import (
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ConfigError, ModelError
-from outrider.common.process.extras import MissingExtraError
+from outrider.common.process.extras import MissingExtraError, how_to_install
 from outrider.common.types import SamplingParams
 
 bitsandbytes = four_bit.import_bitsandbytes("these tests") if four_bit.is_installed() else None
@@ -126,7 +127,7 @@ def test_a_missing_package_is_an_error_that_names_the_extra(
     target_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    wanted = r"--quantize nf4 needs bitsandbytes: pip install 'outrider\[quant\]'"
+    wanted = re.escape(f"--quantize nf4 needs bitsandbytes: {how_to_install('quant')}")
     with pytest.raises(MissingExtraError, match=wanted):
         load(target_of("llama"), quantize="nf4")
     for name in ("config.json", "tokenizer.json", "model.safetensors"):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.fakes import FakeBackend
 from support.grammars import EOS, NUM_TOKENS, TOKENIZER, vocabulary
-from support.tiny_grammars import AtOnce, Later, tiny, tiny_store, tiny_vocabulary
+from support.tiny_grammars import AtOnce, Later, cost_by_path, tiny, tiny_store, tiny_vocabulary
 from test_engine import GREEDY, SAMPLED, Harness, round_of
 
 from outrider.cloud_verifier.config import ServeConfig
@@ -37,13 +37,18 @@ from outrider.common.grammar import checked, worker
 from outrider.common.grammar.checked import CheckedCompiler, NotCheckedError
 from outrider.common.grammar.memory import NoGrammarRoomError
 from outrider.common.grammar.state import UNBOUNDED, CompiledGrammar, GrammarBounds
+from outrider.common.methods import drafts_trees, sends_probs, sends_support
+from outrider.common.process.extras import how_to_install, needs_extra
+from outrider.common.sampling.support import certain
 from outrider.common.types import (
     Closed,
     CloseRequest,
+    CorrectionKind,
     GeneratedTokens,
     GenerateRequest,
     Grammar,
     GrammarKind,
+    Method,
     Opened,
     OpenRequest,
     Progress,
@@ -51,6 +56,7 @@ from outrider.common.types import (
     RoundErrorCode,
     SamplingParams,
     SessionResponse,
+    Support,
     Verdict,
 )
 from outrider.models import EMBEDDED
@@ -210,6 +216,80 @@ def test_masks_that_take_too_long_end_their_own_session_alone(monkeypatch: pytes
     assert [each.opening.session_id for each in harness.engine.sessions] == [other]
 
 
+@pytest.mark.parametrize(
+    ("method", "parents"),
+    [(each, ()) for each in Method] + [(each, (-1, 0, 1, 0)) for each in Method if drafts_trees(each)],
+)
+def test_a_mask_that_drafted_tokens_alone_need_cuts_the_draft_and_ends_no_text(
+    method: Method, parents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness(grammars=tiny_store())
+    expected = harness.reference((5, 6, 7), replace(GREEDY, grammar=tiny(LIST)), 12)
+    request = replace(opening(LIST), method=method, num_logprobs=2)
+    assert isinstance(harness.ask(request.session_id, request), Opened)
+    asked = cost_by_path(monkeypatch, lambda path: (0.01, 0.02, 0.06)[len(path)])
+    chain, tokens = TokenChain([5, 6, 7, expected[0]]), (*expected[1:4], 31)
+    supports = list(map(certain, tokens))
+    if parents:  # of the nodes with children
+        supports = [supports[0], Support((tokens[1], 31), (1, 1)), supports[2]]
+    round_ = round_of(
+        chain,
+        1,
+        tokens,
+        parents=parents,
+        q_token_probs=(0.9,) * 4 if sends_probs(method) else (),
+        q_support=tuple(supports) if sends_support(method) else (),
+    )
+    verdict = harness.ask(request.session_id, round_)
+    assert isinstance(verdict, Verdict), verdict
+    assert asked == [(), tokens[:1], tokens[:2]], "and of no node after these"
+    # The last one that is judged has no row, so nothing follows it.
+    assert (verdict.accepted_len, verdict.correction_kind) == (2, CorrectionKind.NONE)
+    assert verdict.accepted_nodes == ((0, 1) if parents else ()) and len(verdict.logprobs) == 2
+    chain.extend(tokens[:2])
+    assert (verdict.position, verdict.hash) == (chain.position, chain.hash)
+    more = harness.ask(request.session_id, round_of(chain, 2))
+    assert isinstance(more, Verdict) and more.correction == expected[3]
+
+
+def test_a_draft_whose_bonus_has_no_mask_is_accepted_in_full_and_the_next_round_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness(grammars=tiny_store())
+    expected = harness.reference((5, 6, 7), replace(GREEDY, grammar=tiny(LIST)), 12)
+    request = opening(LIST)
+    assert isinstance(harness.ask(request.session_id, request), Opened)
+    cost_by_path(monkeypatch, lambda path: 0.06 if len(path) == 2 else 0.01)
+    chain = TokenChain([5, 6, 7, expected[0]])
+    first = harness.submit(request.session_id, round_of(chain, 1, expected[1:3], pipelined=True))
+    chain.extend(expected[1:3])
+    second = harness.submit(request.session_id, round_of(chain, 2, expected[3:4], pipelined=True))
+    harness.settle()
+    (one,), (other,) = first, second
+    assert isinstance(one, Verdict) and (one.accepted_len, one.correction_kind) == (2, CorrectionKind.NONE)
+    assert isinstance(other, Verdict) and (other.accepted_len, other.correction) == (1, expected[4])
+
+
+def test_masks_of_drafts_pay_for_what_earlier_rounds_took_beyond_their_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    harness = Harness(grammars=tiny_store())
+    expected = harness.reference((5, 6, 7), replace(GREEDY, grammar=tiny(LIST)), 12)
+    request = opening(LIST)
+    assert isinstance(harness.ask(request.session_id, request), Opened)
+    asked = cost_by_path(monkeypatch, lambda path: 0.13 if path else 0.01)
+    chain, num_asked = TokenChain([5, 6, 7, expected[0]]), list[int]()
+    for round_id in range(1, 7):
+        asked.clear()
+        verdict = harness.ask(
+            request.session_id, round_of(chain, round_id, (expected[chain.position - 3], 31))
+        )
+        assert isinstance(verdict, Verdict) and verdict.accepted_len == 1
+        chain.extend([expected[chain.position - 3]])
+        num_asked.append(len(asked))
+    assert num_asked == [2, 1, 1, 2, 1, 1]
+
+
 def test_tenants_take_turns_and_each_has_its_own_grammars() -> None:
     pool, ready = Later(), list[str]()
     store = tiny_store(pool)
@@ -301,6 +381,20 @@ def test_compiling_is_on_a_thread_of_its_own_and_a_failure_is_an_answer() -> Non
         found = told.get(timeout=30)
         assert isinstance(found, InvalidFieldError) and "could not be compiled" in found.reason
     store.close()
+
+
+def test_a_package_that_is_missing_is_told_to_the_operator_alone(caplog: pytest.LogCaptureFixture) -> None:
+    class Bare:
+        def compile(self, grammar: Grammar, bounds: GrammarBounds = UNBOUNDED) -> Grammar:
+            with needs_extra("structured", "a grammar"):
+                raise ModuleNotFoundError("No module named 'llguidance'", name="llguidance")
+
+        def close(self) -> None: ...
+
+    error = refusal(Harness(grammars=GrammarStore(Bare(), AtOnce())), opening("ab"))
+    assert (error.code, error.field) == (RoundErrorCode.UNIMPLEMENTED, "sampling.grammar")
+    assert "structured" in error.message and how_to_install("structured") not in error.message
+    assert how_to_install("structured") in caplog.text
 
 
 def test_a_grammar_that_never_compiles_is_given_up_and_the_next_one_is_not() -> None:
@@ -526,6 +620,35 @@ def test_a_backend_that_computes_elsewhere_masks_the_same_rows() -> None:
     got = penalize(torch, torch.from_numpy(logits), each, on_torch, (0,))
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6)
     assert np.isinf(expected).any(axis=1).all() and np.isfinite(expected).any(axis=1).all()
+
+
+@pytest.mark.parametrize("parents", [(), (-1, 0, 1, 0, -1, 4)], ids=["chain", "tree"])
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 4, 5, 6])
+def test_a_cut_draft_keeps_the_rows_that_it_has_masks_for(
+    num_rows: int, parents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy as np
+
+    from outrider.cloud_verifier.verification.rows import StepRound, penalize, penalties_of_round
+    from outrider.common.sampling.history import History
+    from outrider.common.tree import Tree
+
+    def made(grammar: Grammar) -> StepRound:
+        sampling = replace(SAMPLED, grammar=grammar, repetition_penalty=1.2, bad_words=((3, 4), (4,)))
+        tree, history = Tree(parents) if parents else None, History(sampling, (5, 6, 7), (1, 2))
+        return StepRound(sampling, 5, (5, 6, 7), (1, 2), (11, 31, 3, 1, 2, 4), tree, history=lambda: history)
+
+    logits = np.stack([FakeBackend().logits_after([row]) for row in range(7)])[:, :32]
+    whole = made(tiny(LIST))
+    expected = penalize(np, logits, whole, penalties_of_round(whole), (0,))
+    asked = cost_by_path(monkeypatch, lambda path: 0.06 if len(asked) > num_rows else 0.001)
+    cut = made(tiny_vocabulary().compile(raw(LIST), GrammarBounds(0.05)))
+    got = penalize(np, logits, cut, penalties_of_round(cut), (0,))
+    np.testing.assert_array_equal(got[:num_rows], expected[:num_rows])
+    assert cut.is_cut and cut.draft_token_ids == whole.draft_token_ids[:num_rows]
+    assert cut.tree is None or cut.tree.parents == parents[:num_rows]
+    assert list(cut.row_positions[: num_rows + 1]) == list(whole.row_positions[: num_rows + 1])
+    assert cut.num_rows == len(cut.row_positions) == 7
 
 
 def test_a_compiling_process_whose_parent_is_gone_ends_by_itself() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from support.models import EOS, make_tokenizer
 
 from outrider.common.errors import ConfigError, UsageError
+from outrider.common.process.extras import how_to_install
 from outrider.common.types import Draft, Signals
 from outrider.edge_client.gate.file import GateFile, read_gate_file, write_gate_file
 from outrider.edge_client.gate.gate import Gate, GateSettings, GateUse
@@ -241,7 +243,7 @@ def test_a_recogniser_names_entities_in_place_of_the_looks_of_words(tmp_path: Pa
 
 def test_a_missing_spacy_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "spacy", None)
-    with pytest.raises(UsageError, match=r"--gate-ner en needs spacy: pip install 'outrider\[ner\]'"):
+    with pytest.raises(UsageError, match=re.escape(f"--gate-ner en needs spacy: {how_to_install('ner')}")):
         create_rules(["entities"], RuleNeeds(ner="en"))
 
 

@@ -50,6 +50,9 @@ class Rules:
     stop_ids: frozenset[int] = frozenset()
     coin_key: Callable[[int, int], Key] = start_and_offset
     is_cut: Callable[[Support, int], bool] | None = None  # a gate that ends the draft before such a token
+    is_costly: Callable[[Text], bool] | None = (
+        None  # a grammar cuts the draft at the first token after which it is so
+    )
 
 
 class BranchingUniform:

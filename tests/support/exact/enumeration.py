@@ -10,6 +10,7 @@ again, which every round asserts, so what is known of them may be forgotten.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from functools import cache
 from typing import Any
@@ -27,7 +28,7 @@ from support.exact.branching import (
     World,
 )
 from support.exact.chance import Chance, Key, Known, all_outcomes
-from support.exact.trees import DrawnTree, LazyTree, TreeRows, cut_to_depth
+from support.exact.trees import DrawnTree, LazyTree, TreeRows, cut_to_depth, first_nodes
 
 from outrider.cloud_verifier.verification.methods.base import Outcome, RoundInput, VerificationMethod
 from outrider.common.noise.draws import Purpose
@@ -135,21 +136,20 @@ class _Rounds:
         num_left = rules.num_tokens - len(text) - (0 if rules.is_pipelined else 1)
         num_draft_tokens = 0 if num_seen else min(rules.num_draft_tokens, num_left)
         draft, rows = self._draft(text, num_draft_tokens, chance)
-        outcome = self._method.verify(
-            RoundInput(
-                rows=rows,
-                draws=BranchingDraws(rules, position, chance),
-                position=position,
-                draft_tokens=Lazy(draft.num_tokens, draft.token),  # type: ignore[arg-type]
-                draft_probs=Lazy(draft.num_tokens, draft.prob),  # type: ignore[arg-type]
-                supports=Lazy(draft.num_tokens, draft.support),  # type: ignore[arg-type]
-                stop_ids=rules.stop_ids,
-                method_params=rules.method_params,
-                candidates_from=num_seen,
-                is_pipelined=rules.is_pipelined and num_draft_tokens > 0,
-                tree=draft.tree if isinstance(draft, LazyTree) else None,
-            )
+        round_input = RoundInput(
+            rows=rows,
+            draws=BranchingDraws(rules, position, chance),
+            position=position,
+            draft_tokens=Lazy(draft.num_tokens, draft.token),  # type: ignore[arg-type]
+            draft_probs=Lazy(draft.num_tokens, draft.prob),  # type: ignore[arg-type]
+            supports=Lazy(draft.num_tokens, draft.support),  # type: ignore[arg-type]
+            stop_ids=rules.stop_ids,
+            method_params=rules.method_params,
+            candidates_from=num_seen,
+            is_pipelined=rules.is_pipelined and num_draft_tokens > 0,
+            tree=draft.tree if isinstance(draft, LazyTree) else None,
         )
+        outcome = self._method.verify(_cut(round_input, draft, rules))
         nodes = outcome.accepted_nodes if rules.parents else range(outcome.accepted_len)
         new_text = (*text, *(draft.token(index) for index in nodes))
         if outcome.correction_kind is not CorrectionKind.NONE:
@@ -189,3 +189,27 @@ class _Rounds:
 def _least(text: Text, num_seen: int) -> tuple[int, int]:
     """The (position, index) of the first key that a round at `text` may ask."""
     return (PROMPT_LENGTH + len(text), num_seen)
+
+
+def _cut(round_input: RoundInput, draft: LazyDraft, rules: Rules) -> RoundInput:
+    """The round as the verifier has it where a grammar takes too much after a drafted token."""
+    if rules.is_costly is None:
+        return round_input
+    tree = round_input.tree
+    nodes = [
+        node
+        for node in range(len(round_input.draft_tokens))
+        if tree is None or node in tree.children(tree.parents[node])
+    ]
+    last = next((node for node in nodes if rules.is_costly(draft.text_before(node + 1))), None)
+    if last is None:
+        return round_input
+    num = last + 1
+    return dataclasses.replace(
+        round_input,
+        draft_tokens=round_input.draft_tokens[:num],
+        draft_probs=Lazy(lambda: num, draft.prob),  # type: ignore[arg-type]
+        supports=Lazy(lambda: num, draft.support),  # type: ignore[arg-type]
+        tree=None if tree is None else first_nodes(tree, num),
+        is_cut=True,
+    )

@@ -117,6 +117,14 @@ class _CutTree(Tree):
         return super().children(node)[: self._num_children(node)]
 
 
+def first_nodes(tree: Tree, num: int) -> Tree:
+    """The first nodes of a tree, of which it may have only some children."""
+    parents = tree.parents[:num]
+    if not isinstance(tree, _CutTree):
+        return Tree(parents)
+    return _CutTree(parents, tree._num_children)
+
+
 class TreeRows(BranchingRows):
     """`TargetRows` of a tree: noise by the depth of a row."""
 
