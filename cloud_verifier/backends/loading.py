@@ -19,7 +19,7 @@ from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.facts import TargetFacts
 from outrider.cloud_verifier.backends.memory import check_weights_fit, kv_pool_bytes
 from outrider.cloud_verifier.backends.model_files import check_model_files
-from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
+from outrider.cloud_verifier.backends.probes import check_own_attention, probe, use_paged_kernel
 from outrider.cloud_verifier.backends.quantised.choice import Quantisation, find_quantisation
 from outrider.cloud_verifier.backends.transformers_backend import BLOCK_SIZE, TransformersBackend
 from outrider.cloud_verifier.backends.weights import Progress, Weights
@@ -128,6 +128,7 @@ def make_backend(
         size = show_size(num_blocks * block_size * facts.kv_bytes_per_token)
         raise ModelError(f"--kv-memory: there is no memory for a KV pool of {size}: {error}") from error
     reference = probe(backend)
+    check_own_attention(backend, reference)
     is_on_gpu = facts.device.startswith("cuda")
     if is_on_gpu:
         use_paged_kernel(backend, reference)

@@ -1,9 +1,9 @@
-"""Compares faster forwards with the plain one at load, and drops those that differ."""
+"""Compares forwards at load: faster ones with the plain one, and the plain one with transformers' own."""
 
 from __future__ import annotations
 
 import logging
-from typing import SupportsFloat
+from typing import Protocol, SupportsFloat, runtime_checkable
 
 import numpy as np
 import torch
@@ -40,7 +40,7 @@ def use_paged_kernel(backend: TransformersBackend, reference: Logits) -> None:
         num_groups, device = facts.num_heads // facts.num_kv_heads, torch.device(facts.device)
         upload = backend.inputs.add if backend.inputs else None
         backend.planner = PagedPlanner(backend.blocks.block_size, num_groups, device, upload=upload)
-        reason = _attention_difference(backend, planner) or _difference(backend, reference)
+        reason = _attention_difference(backend, planner) or _difference(backend, probe(backend), reference)
     except Exception as error:  # no Triton, no compiler for it, a GPU that it does not support
         reason = str(error) or type(error).__name__
     backend.has_paged_kernel = reason is None
@@ -48,6 +48,14 @@ def use_paged_kernel(backend: TransformersBackend, reference: Logits) -> None:
         backend.planner = planner
         backend.clear_kv()
         logger.warning("the paged attention kernel is not used (gathered blocks instead): %s", reason)
+
+
+@runtime_checkable
+class OwnAttention(Protocol):
+    """Declares a decoder whose code can attend without ours."""
+
+    def own_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Returns logits [n, vocab_size] of ids [n], computed without ours. Raises RuntimeError where it cannot."""
 
 
 @torch.inference_mode()
@@ -81,8 +89,8 @@ def _attention_difference(backend: TransformersBackend, other: AttentionPlanner)
     return None
 
 
-def _difference(backend: TransformersBackend, reference: Logits) -> str | None:
-    error = abs(probe(backend) - reference).max()
+def _difference(backend: TransformersBackend, found: Logits, reference: Logits) -> str | None:
+    error = abs(found - reference).max()
     most = MAX_FP8_ERROR if backend.facts.has_fp8_kv else MAX_ERROR[backend.dtype]
     return _excess("a logit", error, abs(reference).max(), most)
 
@@ -93,12 +101,32 @@ def _excess(what: str, error: SupportsFloat, largest: SupportsFloat, most: float
     return None if is_right else f"{what} is off by {float(error):.1e}, where the largest is {largest:.1e}"
 
 
+@torch.inference_mode()
+def check_own_attention(backend: TransformersBackend, found: Logits) -> None:
+    """Raises `ModelError` unless a model of transformers has the logits of `probe` (`found`) with its own attention and
+    positions too."""
+    if not isinstance(backend.decoder, OwnAttention):
+        return
+    ids = torch.tensor(_probe_ids(backend), device=backend.device)
+    try:
+        own = backend.decoder.own_logits(ids).float().cpu().numpy()
+    except RuntimeError as error:
+        raise ModelError(f"transformers cannot compute {backend.model_id}: {error}") from error
+    if (reason := _difference(backend, found, own)) is not None:
+        raise ModelError(
+            f"{backend.model_id} cannot run over paged KV: it attends, or counts positions, in another way, as {reason}"
+        )
+
+
+def _probe_ids(backend: TransformersBackend) -> list[int]:
+    return [(7 * i + 1) % backend.num_tokens for i in range(PROBE_TOKENS)]
+
+
 def probe(backend: TransformersBackend) -> Logits:
     """Returns the logits of a few tokens in two forwards, neither of one row: what a decoder prepares for single
     rows is not needed where exact rows pad them. Raises `ModelError` unless each layer attends once, with
     the expected shapes."""
-    sequence = backend.new_sequence()
-    ids = [(7 * i + 1) % backend.num_tokens for i in range(PROBE_TOKENS)]
+    sequence, ids = backend.new_sequence(), _probe_ids(backend)
     try:
         first = backend.forward([ForwardItem(sequence, ids[:-2], len(ids) - 2)]).copy()
         logits = np.concatenate([first, backend.forward([ForwardItem(sequence, ids[-2:], 2)])])

@@ -124,6 +124,18 @@ class TransformersDecoder(Decoder):
         logits: torch.Tensor = output.logits[0]
         return logits
 
+    def own_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Returns logits [n, vocab_size] of ids [n] with the model's own attention and positions.
+
+        Raises RuntimeError where transformers cannot compute the configuration.
+        """
+        self._model.set_attn_implementation("eager")
+        try:
+            logits: torch.Tensor = self._model(input_ids=token_ids[None], use_cache=False).logits[0]
+        finally:
+            self._model.set_attn_implementation(ATTENTION_NAME)
+        return logits
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         embedded: torch.Tensor = self._model.get_input_embeddings()(token_ids)
         return embedded
