@@ -7,7 +7,8 @@ every forward feeds at least one token of the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -143,3 +144,13 @@ class TargetBackend(Protocol):
 
     def check_integrity(self) -> None:
         """Raises AssertionError when the KV bookkeeping contradicts itself."""
+
+
+@contextmanager
+def open_sequence(backend: TargetBackend) -> Iterator[KVSequence]:
+    """Gives an empty sequence, whose blocks are released whatever happens."""
+    sequence = backend.new_sequence()
+    try:
+        yield sequence
+    finally:
+        backend.close(sequence)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ from outrider.cloud_verifier.backends.attention.packing import PackedSequence
 from outrider.cloud_verifier.backends.attention.plan import AttentionRule
 from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.attention.tiled import TiledPlanner
-from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.backends.base import ForwardItem, Logits, open_sequence
 from outrider.cloud_verifier.backends.products.row_plan import (
     ON_CPU,
     ON_GPU,
@@ -231,13 +232,12 @@ def check_trees(backend: TransformersBackend) -> None:
         tokens = [token_id for pair in zip(others, path, strict=True) for token_id in pair]
         parents = [2 * (node // 2) - 1 for node in range(len(tokens))]
         nodes = range(1, len(tokens), 2)
-        sequence = backend.new_sequence()
-        backend.forward([ForwardItem(sequence, text[:PROMPT_TOKENS], 0)])
-        rows = backend.forward([ForwardItem(sequence, tokens, len(tokens), parents)])[1::2].copy()
-        _compare(rows, alone[: len(path)], "in a tree")
-        backend.keep(sequence, PROMPT_TOKENS, nodes)
-        _compare(backend.forward([ForwardItem(sequence, [last], 1)]), alone[len(path) :], "after a tree")
-        backend.close(sequence)
+        with open_sequence(backend) as sequence:
+            backend.forward([ForwardItem(sequence, text[:PROMPT_TOKENS], 0)])
+            rows = backend.forward([ForwardItem(sequence, tokens, len(tokens), parents)])[1::2].copy()
+            _compare(rows, alone[: len(path)], "in a tree")
+            backend.keep(sequence, PROMPT_TOKENS, nodes)
+            _compare(backend.forward([ForwardItem(sequence, [last], 1)]), alone[len(path) :], "after a tree")
     finally:
         backend.num_forwards = backend.num_query_rows = 0
 
@@ -251,14 +251,14 @@ def _text(backend: TransformersBackend, num_decoded: int, most: int) -> list[int
 
 
 def _decode_alone(backend: TransformersBackend, text: Sequence[int]) -> Logits:
-    sequence, rows = backend.new_sequence(), []
-    backend.forward([ForwardItem(sequence, text[:PROMPT_TOKENS], 0)])
-    deadline = time.monotonic() + MAX_DECODE_S
-    for token_id in text[PROMPT_TOKENS:]:
-        rows.append(backend.forward([ForwardItem(sequence, [token_id], 1)]).copy())
-        if len(rows) >= MIN_DECODED and time.monotonic() > deadline:
-            break
-    backend.close(sequence)
+    rows = []
+    with open_sequence(backend) as sequence:
+        backend.forward([ForwardItem(sequence, text[:PROMPT_TOKENS], 0)])
+        deadline = time.monotonic() + MAX_DECODE_S
+        for token_id in text[PROMPT_TOKENS:]:
+            rows.append(backend.forward([ForwardItem(sequence, [token_id], 1)]).copy())
+            if len(rows) >= MIN_DECODED and time.monotonic() > deadline:
+                break
     return np.concatenate(rows)
 
 
@@ -266,18 +266,20 @@ def _score(
     backend: TransformersBackend, text: Sequence[int], start: int, step: int, beside: Sequence[int] = ()
 ) -> Logits:
     """Returns the logits after text[start:], fed `step` tokens at a time in the middle of `beside`."""
-    sequence, rows = backend.new_sequence(), []
-    if start:
-        backend.forward([ForwardItem(sequence, text[:start], 0)])
-    for first in range(start, len(text), step):
-        fed = text[first : first + step]
-        others = [ForwardItem(backend.new_sequence(), text[-count:], 1) for count in beside]
-        logits = backend.forward([*others[:1], ForwardItem(sequence, fed, len(fed)), *others[1:]])
-        num_before = len(others[:1])
-        rows.append(logits[num_before : num_before + len(fed)].copy())
-        for other in others:
-            backend.close(other.sequence)
-    backend.close(sequence)
+    rows = []
+    with open_sequence(backend) as sequence:
+        if start:
+            backend.forward([ForwardItem(sequence, text[:start], 0)])
+        for first in range(start, len(text), step):
+            fed = text[first : first + step]
+            with ExitStack() as opened:
+                others = [
+                    ForwardItem(opened.enter_context(open_sequence(backend)), text[-count:], 1)
+                    for count in beside
+                ]
+                logits = backend.forward([*others[:1], ForwardItem(sequence, fed, len(fed)), *others[1:]])
+            num_before = len(others[:1])
+            rows.append(logits[num_before : num_before + len(fed)].copy())
     return np.concatenate(rows)
 
 

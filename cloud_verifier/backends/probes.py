@@ -10,7 +10,7 @@ import torch
 
 from outrider.cloud_verifier.backends.attention.packing import PackedSequence
 from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner
-from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.backends.base import ForwardItem, Logits, open_sequence
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
 from outrider.common.tree import Tree
@@ -126,14 +126,14 @@ def probe(backend: TransformersBackend) -> Logits:
     """Returns the logits of a few tokens in two forwards, neither of one row: what a decoder prepares for single
     rows is not needed where exact rows pad them. Raises `ModelError` unless each layer attends once, with
     the expected shapes."""
-    sequence, ids = backend.new_sequence(), _probe_ids(backend)
+    ids = _probe_ids(backend)
     try:
-        first = backend.forward([ForwardItem(sequence, ids[:-2], len(ids) - 2)]).copy()
-        logits = np.concatenate([first, backend.forward([ForwardItem(sequence, ids[-2:], 2)])])
+        with open_sequence(backend) as sequence:
+            first = backend.forward([ForwardItem(sequence, ids[:-2], len(ids) - 2)]).copy()
+            logits = np.concatenate([first, backend.forward([ForwardItem(sequence, ids[-2:], 2)])])
     except (RuntimeError, NotImplementedError, AssertionError, TypeError, IndexError) as error:
         raise ModelError(f"{backend.model_id} cannot run over paged KV: {error}") from error
     finally:
-        backend.close(sequence)
         backend.num_forwards = backend.num_query_rows = 0
     seen = backend.rules_seen
     if list(seen) != list(range(backend.facts.num_layers)):

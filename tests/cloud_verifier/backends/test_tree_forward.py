@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from benchmarks.trees.keep import largest_difference, random_tree
 from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner
 from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.backends.exact_rows import check_trees
+from outrider.cloud_verifier.backends.exact_rows import check_forwards, check_trees
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.passes.feeds import Feed, split_feeds
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
@@ -184,6 +186,34 @@ def test_a_tree_that_is_masked_in_place_is_caught(target_of: Callable[[str], Pat
     backend.planner = MaskedTrees(backend)
     with pytest.raises(ModelError, match="a tree"):
         check_trees(backend)
+    assert backend.kv_usage.num_used == 0
+    backend.check_integrity()
+
+
+@pytest.mark.parametrize("check", [check_trees, check_forwards])
+def test_a_check_that_fails_at_any_forward_leaves_no_sequence_open(
+    target_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, check: Callable[[Any], None]
+) -> None:
+    """As where the library refuses a product: the next way to multiply is tried with the same pool."""
+    backend = load_target(target_of("qwen2"), dtype="bfloat16", kv_tokens=2048, exact_rows="on")
+    forward = type(backend).forward
+    for failing in itertools.count():
+        forwards = itertools.count()
+
+        def fail(*args: Any, forwards: Iterator[int] = forwards, failing: int = failing) -> Any:
+            if next(forwards) == failing:
+                raise RuntimeError("no such product")
+            return forward(*args)
+
+        monkeypatch.setattr(type(backend), "forward", fail)
+        try:
+            check(backend)
+        except RuntimeError:
+            assert backend.kv_usage.num_used == 0, failing
+        else:
+            break
+    assert failing > 10 and backend.kv_usage.num_used == 0
+    backend.check_integrity()
 
 
 class MaskedTrees(AttentionPlanner):
