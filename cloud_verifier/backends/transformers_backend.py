@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -278,12 +279,15 @@ class TransformersBackend(TargetBackend):
         parts = [feeds] if self.row_plan is None else split_feeds(feeds, self.row_plan.most)
         if self.inputs is not None:
             self.inputs.start()
-        prepared = [prepare_pass(self, part) for part in parts]
+        prepared = deque(prepare_pass(self, part) for part in parts)
         self._changes.stage(partial(indices, self))
         if self.inputs is not None:
             self.inputs.send()
         self._changes.make(self.memory.tensors)
-        passes, features = zip(*map(self._pass, prepared), strict=True)
+        done = []
+        while prepared:  # each gives its attention's memory back before the next takes as much
+            done.append(self._pass(prepared.popleft()))
+        passes, features = zip(*done, strict=True)
         logits = passes[0] if len(passes) == 1 else torch.cat(passes)
         self.features = features[0]
         if len(features) > 1:

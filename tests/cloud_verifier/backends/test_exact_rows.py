@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,6 +23,8 @@ from torch.nn.functional import linear as library_linear
 from benchmarks.engine_texts import write_texts
 from benchmarks.reliability.exact_rows import make_prompts
 from benchmarks.reliability.planted import plant
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, PagedAttention
 from outrider.cloud_verifier.backends.attention.tiled import TiledPlanner, span_end
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
@@ -106,6 +110,41 @@ def test_nan_in_blocks_that_nobody_holds_reaches_no_pass_of_a_split_forward(
     for pool in backend.memory.tensors:
         pool.fill_(float("nan"))
     assert np.array_equal(score(backend, TEXT, len(TEXT)), whole)
+
+
+class Kept(AttentionPlanner):
+    """Notes how many attentions of passes that have begun are kept, as memory for the kernel's is."""
+
+    def __init__(self, planner: AttentionPlanner) -> None:
+        self.planner = planner
+        self.begun: weakref.WeakSet[KeptAttention] = weakref.WeakSet()
+        self.num_kept: list[int] = []
+
+    def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
+        return KeptAttention(self, self.planner.plan(sequences))
+
+
+class KeptAttention:
+    def __init__(self, kept: Kept, attention: PagedAttention) -> None:
+        self._kept, self._attention = kept, attention
+
+    def __call__(self, *tensors: Any) -> torch.Tensor:
+        self._kept.begun.add(self)
+        self._kept.num_kept.append(len(self._kept.begun))
+        return self._attention(*tensors)
+
+
+def test_a_pass_gives_the_memory_of_its_attention_back_before_the_next_one(
+    plain: TransformersBackend,
+) -> None:
+    plain.row_plan = RowPlan((8, 64))
+    plain.planner = kept = Kept(plain.planner)
+    gc.disable()
+    try:
+        score(plain, TEXT, len(TEXT))
+    finally:
+        gc.enable()
+    assert kept.num_kept == [1] * (plain.facts.num_layers * -(-len(TEXT) // 64))
 
 
 def test_a_plan_pads_and_splits() -> None:
