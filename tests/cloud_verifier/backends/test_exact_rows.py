@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import re
 import sys
@@ -23,11 +24,12 @@ from torch.nn.functional import linear as library_linear
 from benchmarks.engine_texts import write_texts
 from benchmarks.reliability.exact_rows import make_prompts
 from benchmarks.reliability.planted import plant
+from outrider.cloud_verifier.backends import exact_rows
 from outrider.cloud_verifier.backends.attention.packing import PackedSequence
 from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, PagedAttention
 from outrider.cloud_verifier.backends.attention.tiled import TiledPlanner, span_end
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
+from outrider.cloud_verifier.backends.exact_rows import check_forwards, use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.passes.feeds import Feed, split_feeds
 from outrider.cloud_verifier.backends.products import row_plan
@@ -55,6 +57,7 @@ from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.common.errors import ModelError
 from outrider.common.types import SamplingParams
 
+CPU = torch.device("cpu")
 TEXT = [(37 * i + 11) % 300 for i in range(300)]
 NUM_NEW = 14
 CASES = [
@@ -204,6 +207,58 @@ def test_where_every_count_differs_all_is_padded_to_one() -> None:
     plan = find_row_plan([MatrixKind(32, 8, make)], torch.float32, torch.device("cpu"))
     assert plan is not None and len(plan.counts) == 1
     assert ON_CPU.cost(plan) == min(ON_CPU.cost(RowPlan((count,))) for count in ON_CPU.counts)
+
+
+def test_no_clock_says_what_is_tried_at_the_start(
+    plain: TransformersBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that is so busy that each product takes minutes."""
+    clock = itertools.count(step=100.0)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    plan = find_row_plan([MatrixKind(64, 8, linear)] * 2, torch.float32, CPU)
+    assert plan == RowPlan(ON_CPU.counts)
+    use_exact_rows(plain, "on")
+    forward, fed = type(plain).forward, list[int]()
+
+    def counted(backend: TransformersBackend, items: Sequence[ForwardItem]) -> Logits:
+        fed.append(len(items[0].token_ids) if len(items) == 1 else 0)
+        return forward(backend, items)
+
+    monkeypatch.setattr(type(plain), "forward", counted)
+    check_forwards(plain)
+    assert fed.count(1) == 10
+    monkeypatch.setattr(plain, "num_weight_bytes", 14 << 30)
+    fed.clear()
+    check_forwards(plain)
+    assert fed.count(1) == 4, "of a large target fewer"
+
+
+def test_of_large_matrices_the_most_useful_counts_are_tried() -> None:
+    def kinds(hidden: int, inner: int, vocab: int) -> list[MatrixKind]:
+        shapes = ((hidden, hidden), (hidden, 2 * inner), (inner, hidden), (hidden, vocab))
+        return [MatrixKind(*shape, linear) for shape in shapes]
+
+    sizes = {"embedded": (384, 1024, 8192), "0.5B": (896, 4864, 151_936), "7B": (3584, 18_944, 152_064)}
+    tried = {name: ON_CPU.tried(kinds(*size)) for name, size in sizes.items()}
+    assert tried["embedded"] == ON_CPU.counts
+    assert tried["0.5B"] == (4, 5, 6, 8, 10, 12, 16, 20, 24, 40, 64, 256)
+    assert tried["7B"] == (4, 5, 64)
+    for name, size in sizes.items():
+        num_rows = sum(ON_CPU.pass_rows + count for count in tried[name])
+        num_numbers = sum(kind.num_inputs * kind.num_outputs for kind in kinds(*size))
+        assert 2 * num_rows * num_numbers <= ON_CPU.max_multiplications
+        assert ON_GPU.tried(kinds(*size)) == ON_GPU.counts
+    assert ON_CPU.tried(kinds(32_768, 131_072, 1_000_000)) == (4,), "at least one"
+
+
+def test_a_large_targets_rows_are_not_called_equal_by_a_few_counts(
+    target_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = load_target(target_of("llama"), kv_tokens=2048, exact_rows="off")
+    monkeypatch.setattr(exact_rows, "ON_CPU", replace(ON_CPU, max_multiplications=1e7))
+    for name in ("check_attention", "check_forwards", "check_trees"):
+        monkeypatch.setattr(exact_rows, name, lambda _: None)
+    assert not exact_rows.has_equal_rows(backend)
 
 
 def test_on_a_gpu_one_count_costs_little_and_is_taken_where_no_two_agree() -> None:
