@@ -19,6 +19,7 @@ from outrider.kernels.kv_pool import KVPool
 logger = logging.getLogger(__name__)
 
 PROBE_TOKENS = 6
+EMBEDDINGS = -1  # of a model of transformers: the states before its first layer
 # Queries and tokens in KV of the sequences with which two ways to attend are compared; the last is a tree.
 PROBE_SHAPES = ((5, 613), (1, 40), (40, 40), (9, 77))
 PROBE_TREE = Tree((-1, 0, 1, 0, -1, 4, 4))
@@ -145,3 +146,35 @@ def probe(backend: TransformersBackend) -> Logits:
             f"its configuration says {[*backend.facts.windows]}"
         )
     return logits
+
+
+@torch.inference_mode()
+def check_model_ends(backend: TransformersBackend) -> None:
+    """Raises `ModelError` unless heads can draft with the decoder's `embed` and `score`: a forward of a model of
+    transformers has such embeddings and logits too."""
+    if not backend.decoder.is_of_transformers:
+        return
+    kept, last = backend.feature_layers, backend.facts.num_layers
+    backend.feature_layers = (EMBEDDINGS, last)
+    ids = [1, 2, 1]
+    try:
+        with open_sequence(backend) as sequence:
+            logits = torch.as_tensor(backend.forward([ForwardItem(sequence, ids, len(ids))])).cpu()
+        first, states = backend.features[EMBEDDINGS], backend.features[last]
+    finally:
+        backend.feature_layers, backend.features = kept, {}
+        backend.num_forwards = backend.num_query_rows = 0
+    embedded = backend.decoder.embed(torch.tensor(ids, device=backend.device))
+    pairs = {
+        "a logit": (logits, backend.decoder.score(states).float().cpu()),
+        "an embedding": (first, embedded),
+    }
+    if not torch.equal(first[0], first[2]):  # positions are added to it
+        del pairs["an embedding"]
+    for what, (whole, alone) in pairs.items():
+        error, largest = (whole - alone).abs().max(), whole.abs().max()
+        if (reason := _excess(what, error, largest, MAX_ERROR[backend.dtype])) is not None:
+            raise ModelError(
+                f"{backend.model_id} cannot have heads: the model does more before its first layer, or after its last, "
+                f"than is known, as {reason}"
+            )

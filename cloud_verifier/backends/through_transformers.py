@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from outrider.cloud_verifier.backends import model_ends
 from outrider.cloud_verifier.backends.architectures import check_supported
 from outrider.cloud_verifier.backends.attention.plan import ATTENTION_NAME, ForwardPlan, register_attention
 from outrider.cloud_verifier.backends.decoder import Decoder
@@ -137,12 +138,10 @@ class TransformersDecoder(Decoder):
         return logits
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = self._model.get_input_embeddings()(token_ids)
-        return embedded
+        return model_ends.embed(self._model, token_ids)
 
     def score(self, features: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._model.get_output_embeddings()(features)
-        return logits
+        return model_ends.score(self._model, features)
 
 
 def _conv1d() -> Any:

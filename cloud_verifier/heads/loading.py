@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from outrider.cloud_verifier.backends.probes import check_model_ends
 from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.heads.directory import HeadDirectory
 from outrider.cloud_verifier.heads.eagle_layouts import read_eagle, read_specforge, read_speculators
@@ -62,6 +63,10 @@ def load_head(path: Path, backend: TransformersBackend) -> Head | EarlyExit:
             f"--heads {path}: trained for the target {wanted[:12]}, and this one is {found[:12]}",
             "train heads for this target: python -m outrider.training.heads",
         )
+    try:
+        check_model_ends(backend)
+    except ModelError as error:
+        raise directory.error(str(error)) from error
     for layout in LAYOUTS:
         if layout.is_of(directory):
             try:

@@ -116,6 +116,14 @@ def test_a_damaged_directory_is_refused_by_name(
     assert f"--heads {directory}" in str(caught.value)
 
 
+def test_heads_of_a_target_whose_states_are_not_scored_as_they_are_are_refused(tmp_path: Path) -> None:
+    """BERT changes them once more before its output embedding."""
+    target = make_tiny_target(tmp_path / "target", "bert", is_decoder=True, num_key_value_heads=4)
+    heads = make_heads(tmp_path / "heads", "medusa")
+    with pytest.raises(ModelError, match=f"--heads {heads}: .*target cannot have heads: .*a logit is off by"):
+        load_head(heads, load_target(target, kv_tokens=256, exact_rows="off"))
+
+
 def test_two_directories_of_a_kind_are_refused(backend: TransformersBackend, tmp_path: Path) -> None:
     directory = make_heads(tmp_path / "heads", "medusa")
     with pytest.raises(OutriderError, match="a second directory of medusa"):
