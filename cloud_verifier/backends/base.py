@@ -31,7 +31,7 @@ class KVExhausted(OutriderError):
 
 
 class KVSequence(Protocol):
-    """Identifies one sequence's KV; made by `new_sequence` or `fork`, ended by `close`."""
+    """Identifies one sequence's KV; made by `new_sequence`, ended by `close`."""
 
     @property
     def length(self) -> int:
@@ -132,9 +132,6 @@ class TargetBackend(Protocol):
     def keep(self, sequence: KVSequence, start: int, nodes: Sequence[int]) -> None:
         """Keeps the first `start` tokens and, after them, those of `nodes`: a path of the tree that was fed at
         `start` last. To be called before anything else is done with the sequence."""
-
-    def fork(self, sequence: KVSequence) -> KVSequence:
-        """Returns a second sequence with the same tokens, sharing blocks until one of the two writes."""
 
     def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
         """Releases a sequence's blocks. Closing twice does nothing.

@@ -156,9 +156,6 @@ class TransformersBackend(TargetBackend):
                 self._changes.make(self.memory.tensors)
         self.blocks.truncate(table, length)
 
-    def fork(self, sequence: KVSequence) -> PagedSequence:
-        return PagedSequence(self.blocks.fork(_table(sequence)))
-
     def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
         if is_wrong:
             self.blocks.unpublish(_table(sequence))

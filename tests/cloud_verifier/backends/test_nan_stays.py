@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.twins import twin_of
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.decoder import Decoder
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import PagedSequence, TransformersBackend
+from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.verification.staging import Staging
 from outrider.kernels.kv_pool import KVPool
 
@@ -136,7 +137,7 @@ def test_a_copied_block_brings_no_nan_of_its_last_holder(backend: TransformersBa
     poison(backend, range(backend.blocks.num_blocks))
     origin = backend.new_sequence()
     backend.forward([ForwardItem(origin, TEXT[:10], 1)])
-    twin: PagedSequence = backend.fork(origin)
+    twin = twin_of(backend, origin, TEXT[:10])
     rows = backend.forward([ForwardItem(twin, [3, 4], 2), ForwardItem(origin, [5], 1)])
     assert np.isfinite(rows).all()
     for sequence in (origin, twin):

@@ -1,4 +1,4 @@
-"""What the KV pool must survive: chunks, truncation, forks, gaps, exhaustion."""
+"""What the KV pool must survive: chunks, truncation, shared blocks, gaps, exhaustion."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.devices import GPU_DEVICE, ON_GPU
+from support.twins import twin_of
 
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits
 from outrider.cloud_verifier.backends.loading import load_target
@@ -78,10 +79,10 @@ def test_truncate_and_refeed_equals_a_fresh_sequence(backend: TransformersBacken
         assert_close(feed(backend, sequence, TEXT[length:40], 1), fresh(backend, TEXT[:40]))
 
 
-def test_a_fork_and_its_origin_never_disturb_each_other(backend: TransformersBackend) -> None:
+def test_sequences_that_share_a_block_never_disturb_each_other(backend: TransformersBackend) -> None:
     origin = backend.new_sequence()
     feed(backend, origin, TEXT[:18])
-    twin = backend.fork(origin)
+    twin = twin_of(backend, origin, TEXT[:18])
     rows = backend.forward([ForwardItem(origin, [5, 6, 7], 1), ForwardItem(twin, [8, 9], 1)])
     assert_close(rows[:1], fresh(backend, [*TEXT[:18], 5, 6, 7]))
     assert_close(rows[1:], fresh(backend, [*TEXT[:18], 8, 9]))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.twins import twin_of
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.cuda.pool_changes import PoolChanges
@@ -88,8 +89,9 @@ def test_blocks_that_a_trees_sequence_gives_up_are_anothers_from_the_next_forwar
 
 def test_a_block_is_copied_after_a_trees_tokens_moved_in_it(backend: TransformersBackend) -> None:
     sequence = kept_tree(backend)
-    backend.truncate(sequence, len(KEPT) - 2)
-    twin = backend.fork(sequence)
+    twin = twin_of(backend, sequence, KEPT)
+    for each in (sequence, twin):
+        backend.truncate(each, len(KEPT) - 2)
     rows = step(backend, (twin, [7]), (sequence, [8]))
     expect(backend, rows, [*KEPT[:-2], 7], [*KEPT[:-2], 8])
 
@@ -99,8 +101,9 @@ def test_a_forward_that_fails_leaves_no_change_undone(
 ) -> None:
     """Moves, and the copy of a block that its sequence has from then on."""
     sequence = kept_tree(backend)
-    backend.truncate(sequence, len(KEPT) - 2)
-    twin = backend.fork(sequence)
+    twin = twin_of(backend, sequence, KEPT)
+    for each in (sequence, twin):
+        backend.truncate(each, len(KEPT) - 2)
 
     def fail(*sequences: Any) -> Any:
         raise RuntimeError("no memory")

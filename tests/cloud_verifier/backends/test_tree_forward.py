@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.twins import twin_of
 
 from benchmarks.trees.keep import largest_difference, random_tree
 from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner
@@ -125,7 +126,7 @@ def test_what_is_kept_of_a_tree_is_the_paths_kv(backend: TransformersBackend) ->
         path = tree.path(node)[: int(rng.integers(1, len(tree.path(node)) + 1))]
         sequence = backend.new_sequence()
         backend.forward([ForwardItem(sequence, TEXT[:start], 0)])
-        twin = backend.fork(sequence)
+        twin = twin_of(backend, sequence, TEXT[:start])
         backend.forward([ForwardItem(sequence, tokens, 0, tree.parents)])
         backend.keep(sequence, start, path)
         assert sequence.length == start + len(path)
