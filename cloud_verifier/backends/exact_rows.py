@@ -16,6 +16,7 @@ from outrider.cloud_verifier.backends.attention.plan import AttentionRule
 from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.attention.tiled import TiledPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits, open_sequence
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.products.row_plan import (
     ON_CPU,
     ON_GPU,
@@ -25,7 +26,6 @@ from outrider.cloud_verifier.backends.products.row_plan import (
     products_ms,
 )
 from outrider.cloud_verifier.backends.products.ways import ProductWay, product_ways
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
 from outrider.kernels.kv_pool import KVPool
 
@@ -44,7 +44,7 @@ MAX_QUERIES = 5
 
 @torch.inference_mode()
 def use_exact_rows(
-    backend: TransformersBackend,
+    backend: PagedBackend,
     mode: str,
     *,
     ways: Sequence[ProductWay] | None = None,
@@ -84,7 +84,7 @@ def use_exact_rows(
 
 
 def _find_plans(
-    backend: TransformersBackend,
+    backend: PagedBackend,
     ways: Sequence[ProductWay],
     choices: RowChoices,
     errors: list[tuple[str, Exception]],
@@ -110,7 +110,7 @@ def _find_plans(
     return [(way, plan) for _, way, plan in sorted(found, key=lambda each: each[0])]
 
 
-def _use_way(backend: TransformersBackend, way: ProductWay, plan: RowPlan, choices: RowChoices) -> None:
+def _use_way(backend: PagedBackend, way: ProductWay, plan: RowPlan, choices: RowChoices) -> None:
     """Sets the backend's plan with this way to multiply. Raises an error, all as before, where rows differ."""
     planner, has_trees = backend.planner, backend.has_trees
     _enter(backend, way)
@@ -123,7 +123,7 @@ def _use_way(backend: TransformersBackend, way: ProductWay, plan: RowPlan, choic
     backend.is_reproducible, backend.product_way = True, way.name
 
 
-def _enter(backend: TransformersBackend, way: ProductWay) -> None:
+def _enter(backend: PagedBackend, way: ProductWay) -> None:
     """Multiplies the decoder's matrices in a way from now on. Raises an error, all as before, where it cannot."""
     multiply = way.enter(getattr(torch, backend.dtype))
     try:
@@ -133,12 +133,12 @@ def _enter(backend: TransformersBackend, way: ProductWay) -> None:
         raise
 
 
-def _leave(backend: TransformersBackend, way: ProductWay) -> None:
+def _leave(backend: PagedBackend, way: ProductWay) -> None:
     way.leave()
     backend.decoder.use_linear(linear)
 
 
-def has_equal_rows(backend: TransformersBackend) -> bool:
+def has_equal_rows(backend: PagedBackend) -> bool:
     """Returns whether a row's bits depend on no other row as the target is, at any number of rows.
 
     A CPU's library has few kernels, by few sizes; a GPU's has so many that a sample of the counts proves nothing.
@@ -156,7 +156,7 @@ def has_equal_rows(backend: TransformersBackend) -> bool:
     return plan.counts == choices.counts
 
 
-def _prepare(backend: TransformersBackend, plan: RowPlan, choices: RowChoices) -> RowPlan:
+def _prepare(backend: PagedBackend, plan: RowPlan, choices: RowChoices) -> RowPlan:
     """Returns what of the plan is used. Raises `ModelError` where rows differ with it."""
     facts, device = backend.facts, torch.device(backend.device)
     if isinstance(backend.planner, SdpaPlanner):
@@ -180,7 +180,7 @@ def _prepare(backend: TransformersBackend, plan: RowPlan, choices: RowChoices) -
     return plan
 
 
-def _find_plan(backend: TransformersBackend, choices: RowChoices) -> RowPlan:
+def _find_plan(backend: PagedBackend, choices: RowChoices) -> RowPlan:
     kinds = backend.decoder.matrix_kinds()
     plan = find_row_plan(kinds, getattr(torch, backend.dtype), torch.device(backend.device), choices)
     if plan is None:
@@ -188,7 +188,7 @@ def _find_plan(backend: TransformersBackend, choices: RowChoices) -> RowPlan:
     return plan
 
 
-def _agreeing(backend: TransformersBackend, plan: RowPlan, choices: RowChoices) -> RowPlan:
+def _agreeing(backend: PagedBackend, plan: RowPlan, choices: RowChoices) -> RowPlan:
     """Returns the cheapest of the plan's counts at which whole forwards, too, give tokens the same logits."""
     text = [
         (31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(min(PROMPT_TOKENS, backend.max_context))
@@ -205,7 +205,7 @@ def _agreeing(backend: TransformersBackend, plan: RowPlan, choices: RowChoices) 
     return agreeing
 
 
-def check_forwards(backend: TransformersBackend) -> None:
+def check_forwards(backend: PagedBackend) -> None:
     """Raises `ModelError` unless tokens have the same logits decoded alone, verified, prefilled and beside
     others."""
     text = _text(backend, MAX_DECODED, backend.max_context)
@@ -219,7 +219,7 @@ def check_forwards(backend: TransformersBackend) -> None:
         backend.num_forwards = backend.num_query_rows = 0
 
 
-def check_trees(backend: TransformersBackend) -> None:
+def check_trees(backend: PagedBackend) -> None:
     """Raises `ModelError` unless the tokens of a path through a tree have the logits that they have decoded alone, and
     so has the token after the path."""
     num_decoded = min(MAX_DECODED, backend.max_tree_nodes // 2 + 1)  # two nodes for each but the last
@@ -242,7 +242,7 @@ def check_trees(backend: TransformersBackend) -> None:
         backend.num_forwards = backend.num_query_rows = 0
 
 
-def _text(backend: TransformersBackend, num_decoded: int, most: int) -> list[int]:
+def _text(backend: PagedBackend, num_decoded: int, most: int) -> list[int]:
     """Returns a prompt and tokens after it, `num_decoded` or fewer of a large target, at most `most` together. Raises
     `ModelError` where that leaves none."""
     num_read = int(MAX_READ_BYTES[backend.device.partition(":")[0]] / backend.num_weight_bytes)
@@ -252,7 +252,7 @@ def _text(backend: TransformersBackend, num_decoded: int, most: int) -> list[int
     return [(31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(length)]
 
 
-def _decode_alone(backend: TransformersBackend, text: Sequence[int]) -> Logits:
+def _decode_alone(backend: PagedBackend, text: Sequence[int]) -> Logits:
     rows = []
     with open_sequence(backend) as sequence:
         backend.forward([ForwardItem(sequence, text[:PROMPT_TOKENS], 0)])
@@ -262,7 +262,7 @@ def _decode_alone(backend: TransformersBackend, text: Sequence[int]) -> Logits:
 
 
 def _score(
-    backend: TransformersBackend, text: Sequence[int], start: int, step: int, beside: Sequence[int] = ()
+    backend: PagedBackend, text: Sequence[int], start: int, step: int, beside: Sequence[int] = ()
 ) -> Logits:
     """Returns the logits after text[start:], fed `step` tokens at a time in the middle of `beside`."""
     rows = []
@@ -291,7 +291,7 @@ def _compare(found: Logits, alone: Logits, how: str) -> None:
 
 
 @torch.inference_mode()
-def check_attention(backend: TransformersBackend) -> None:
+def check_attention(backend: PagedBackend) -> None:
     """Raises `ModelError` unless a query's attention is the same alone, among all of its sequence, and beside
     others."""
     facts, block_size, planner = backend.facts, backend.blocks.block_size, backend.planner

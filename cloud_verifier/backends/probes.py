@@ -11,7 +11,7 @@ import torch
 from outrider.cloud_verifier.backends.attention.packing import PackedSequence
 from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits, open_sequence
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.common.errors import ModelError
 from outrider.common.tree import Tree
 from outrider.kernels.kv_pool import KVPool
@@ -30,7 +30,7 @@ MAX_ERROR = {"bfloat16": 5e-2, "float32": 1e-3}
 MAX_FP8_ERROR = 0.2
 
 
-def use_paged_kernel(backend: TransformersBackend, reference: Logits) -> None:
+def use_paged_kernel(backend: PagedBackend, reference: Logits) -> None:
     """Switches to our paged attention kernel, unless it cannot run here, or attention or the model's logits
     (`reference`) then differ."""
     planner = backend.planner
@@ -60,7 +60,7 @@ class OwnAttention(Protocol):
 
 
 @torch.inference_mode()
-def _attention_difference(backend: TransformersBackend, other: AttentionPlanner) -> str | None:
+def _attention_difference(backend: PagedBackend, other: AttentionPlanner) -> str | None:
     """Returns by how much the backend's planner and another one differ, None where it is little."""
     facts, size = backend.facts, backend.blocks.block_size
     shapes = [shape for shape in PROBE_SHAPES if shape[1] <= backend.max_context]
@@ -90,7 +90,7 @@ def _attention_difference(backend: TransformersBackend, other: AttentionPlanner)
     return None
 
 
-def _difference(backend: TransformersBackend, found: Logits, reference: Logits) -> str | None:
+def _difference(backend: PagedBackend, found: Logits, reference: Logits) -> str | None:
     error = abs(found - reference).max()
     most = MAX_FP8_ERROR if backend.facts.has_fp8_kv else MAX_ERROR[backend.dtype]
     return _excess("a logit", error, abs(reference).max(), most)
@@ -103,7 +103,7 @@ def _excess(what: str, error: SupportsFloat, largest: SupportsFloat, most: float
 
 
 @torch.inference_mode()
-def check_own_attention(backend: TransformersBackend, found: Logits) -> None:
+def check_own_attention(backend: PagedBackend, found: Logits) -> None:
     """Raises `ModelError` unless a model of transformers has the logits of `probe` (`found`) with its own attention and
     positions too."""
     if not isinstance(backend.decoder, OwnAttention):
@@ -119,11 +119,11 @@ def check_own_attention(backend: TransformersBackend, found: Logits) -> None:
         )
 
 
-def _probe_ids(backend: TransformersBackend) -> list[int]:
+def _probe_ids(backend: PagedBackend) -> list[int]:
     return [(7 * i + 1) % backend.num_tokens for i in range(PROBE_TOKENS)]
 
 
-def probe(backend: TransformersBackend) -> Logits:
+def probe(backend: PagedBackend) -> Logits:
     """Returns the logits of a few tokens in two forwards, neither of one row: what a decoder prepares for single
     rows is not needed where exact rows pad them. Raises `ModelError` unless each layer attends once, with
     the expected shapes."""
@@ -149,7 +149,7 @@ def probe(backend: TransformersBackend) -> Logits:
 
 
 @torch.inference_mode()
-def check_model_ends(backend: TransformersBackend) -> None:
+def check_model_ends(backend: PagedBackend) -> None:
     """Raises `ModelError` unless heads can draft with the decoder's `embed` and `score`: a forward of a model of
     transformers has such embeddings and logits too."""
     if not backend.decoder.is_of_transformers:

@@ -30,8 +30,8 @@ from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
 from outrider.cloud_verifier.backends.attention.plan import AttentionRule
 from outrider.cloud_verifier.backends.exact_rows import check_attention, use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
 from outrider.common.models import memory
 from outrider.common.tree import Tree
@@ -171,8 +171,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def load(directory: Path) -> Callable[[str], TransformersBackend]:
-    def load_through_kernel(dtype: str) -> TransformersBackend:
+def load(directory: Path) -> Callable[[str], PagedBackend]:
+    def load_through_kernel(dtype: str) -> PagedBackend:
         backend = load_target(directory, dtype=dtype, kv_tokens=512, exact_rows="off")
         use_paged_kernel(backend, probe(backend))
         assert backend.has_paged_kernel
@@ -182,13 +182,13 @@ def load(directory: Path) -> Callable[[str], TransformersBackend]:
 
 
 @pytest.mark.slow  # 9 s
-def test_exact_rows_keep_the_kernel_and_trees(load: Callable[[str], TransformersBackend]) -> None:
+def test_exact_rows_keep_the_kernel_and_trees(load: Callable[[str], PagedBackend]) -> None:
     backend = load("bfloat16")
     use_exact_rows(backend, "on")
     assert isinstance(backend.planner, PagedPlanner) and backend.is_reproducible and backend.has_trees
 
 
-def test_a_planted_fault_is_found_at_load(load: Callable[[str], TransformersBackend]) -> None:
+def test_a_planted_fault_is_found_at_load(load: Callable[[str], PagedBackend]) -> None:
     backend = load("float32")
     facts = backend.facts
     sizes = Sizes(facts.num_heads, facts.num_kv_heads, facts.head_dim)

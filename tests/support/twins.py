@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.cloud_verifier.backends.base import ForwardItem
-from outrider.cloud_verifier.backends.transformers_backend import PagedSequence, TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend, PagedSequence
 
 
-def twin_of(backend: TransformersBackend, sequence: PagedSequence, token_ids: Sequence[int]) -> PagedSequence:
+def twin_of(backend: PagedBackend, sequence: PagedSequence, token_ids: Sequence[int]) -> PagedSequence:
     """Returns a second sequence of the KV of `token_ids`, all that `sequence` holds: its last block is filled, found in
     the prefix cache, and cut again by both."""
     fill = [1] * (-len(token_ids) % backend.blocks.block_size)

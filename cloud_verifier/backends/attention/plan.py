@@ -110,7 +110,7 @@ class ForwardPlan:
     is_fixed: bool = False  # its tensors, and those beside it, are where those of other such plans are
     # Of the layers that attended, in order.
     rules_seen: dict[int, AttentionRule] = field(default_factory=dict)
-    feature_layers: tuple[int, ...] = ()  # whose states are kept (`TransformersBackend.feature_layers`)
+    feature_layers: tuple[int, ...] = ()  # whose states are kept (`PagedBackend.feature_layers`)
     features: dict[int, torch.Tensor] = field(default_factory=dict)  # kept, each [rows, hidden_size]
     entry: Entry | None = None  # of rows that enter above the first layers
 

@@ -12,8 +12,8 @@ from support.models import WINDOWED, make_tiny_target
 from outrider.cloud_verifier.backends import model_ends
 from outrider.cloud_verifier.backends.base import ForwardItem, open_sequence
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.probes import EMBEDDINGS, check_model_ends
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
 
 TEXT = [7, 3, 200, 41, 7]
@@ -28,7 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def load(directory: Path, arch: str, **fields: Any) -> TransformersBackend:
+def load(directory: Path, arch: str, **fields: Any) -> PagedBackend:
     model = make_tiny_target(directory / "model", arch, **fields)
     return load_target(model, decoder="transformers", kv_tokens=256, exact_rows="off")
 

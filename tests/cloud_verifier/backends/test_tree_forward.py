@@ -18,8 +18,8 @@ from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import check_forwards, check_trees
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.passes.feeds import Feed, split_feeds
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.kv.blocks import BlockTable
 from outrider.common.errors import ModelError
 from outrider.common.tree import Tree
@@ -45,7 +45,7 @@ CASES = [
 
 
 @pytest.fixture(params=CASES, scope="module", ids=lambda case: "-".join(map(str, case)))
-def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
+def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> PagedBackend:
     arch, dtype, decoder, exact_rows = request.param
     dtype, _, kv_dtype = dtype.partition(" ")
     return load_target(
@@ -58,7 +58,7 @@ def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) ->
     )
 
 
-def score(backend: TransformersBackend, start: int, fed: list[int]) -> Logits:
+def score(backend: PagedBackend, start: int, fed: list[int]) -> Logits:
     """The rows of `fed` after TEXT[:start], one sequence alone."""
     sequence = backend.new_sequence()
     backend.forward([ForwardItem(sequence, TEXT[:start], 0)])
@@ -67,7 +67,7 @@ def score(backend: TransformersBackend, start: int, fed: list[int]) -> Logits:
     return rows
 
 
-def agrees(backend: TransformersBackend, found: Logits, expected: Logits) -> None:
+def agrees(backend: PagedBackend, found: Logits, expected: Logits) -> None:
     if backend.is_reproducible:
         assert np.array_equal(found, expected)
     else:
@@ -84,7 +84,7 @@ def agrees(backend: TransformersBackend, found: Logits, expected: Logits) -> Non
     ],
 )
 def test_a_node_has_the_logits_of_its_path(
-    backend: TransformersBackend, num_nodes: int, starts: tuple[int, ...]
+    backend: PagedBackend, num_nodes: int, starts: tuple[int, ...]
 ) -> None:
     """Alone and beside chains and another tree, across the ends of blocks and spans."""
     rng = np.random.default_rng(num_nodes)
@@ -116,7 +116,7 @@ def test_a_node_has_the_logits_of_its_path(
         backend.check_integrity()
 
 
-def test_what_is_kept_of_a_tree_is_the_paths_kv(backend: TransformersBackend) -> None:
+def test_what_is_kept_of_a_tree_is_the_paths_kv(backend: PagedBackend) -> None:
     """Also where the blocks before the tree are shared: another sequence's KV stays as it was."""
     rng = np.random.default_rng(3)
     for start in (7, 33, 250):
@@ -220,7 +220,7 @@ def test_a_check_that_fails_at_any_forward_leaves_no_sequence_open(
 class MaskedTrees(AttentionPlanner):
     """Attends to trees by masks, and to the rest as the backend does."""
 
-    def __init__(self, backend: TransformersBackend) -> None:
+    def __init__(self, backend: PagedBackend) -> None:
         facts = backend.facts
         self._chains = backend.planner
         self._trees = SdpaPlanner(

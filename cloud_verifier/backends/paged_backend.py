@@ -1,4 +1,4 @@
-"""The target behind `TargetBackend`: a transformers decoder over a paged KV pool (CPU or CUDA)."""
+"""The target behind `TargetBackend`: any `Decoder` over a paged KV pool (CPU or CUDA)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class PagedSequence:
         return self.table.length
 
 
-class TransformersBackend(TargetBackend):
+class PagedBackend(TargetBackend):
     """Implements `TargetBackend`. Made by `backends.loading.load_target`."""
 
     def __init__(
