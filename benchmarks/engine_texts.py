@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.config import QueueLimits, ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
@@ -117,7 +117,7 @@ class Text:
 
 
 def write_texts(
-    backend: TransformersBackend,
+    backend: PagedBackend,
     prompts: Sequence[Sequence[int]],
     samplings: Sequence[SamplingParams],
     num_new: int,
@@ -152,7 +152,7 @@ def texts_after(
 
 
 def write(
-    backend: TransformersBackend,
+    backend: PagedBackend,
     texts: Sequence[Text],
     *,
     num_together: int = 1,

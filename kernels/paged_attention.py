@@ -18,6 +18,8 @@ Keys, warps and stages are those that took the least time of 20 choices on an H1
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -234,11 +236,19 @@ class Parts:
     sums: torch.Tensor  # float32 [num_rows, num_splits, heads, head_dim]: sums of weighted values
 
 
-def make_parts(query: torch.Tensor, index: Index) -> Parts:
-    """Returns memory for queries [heads, rows, head_dim]; any layer of a forward can use it after another."""
-    shape = index.num_rows, index.num_splits, query.shape[0]
-    tops, totals = query.new_empty((2, *shape), dtype=torch.float32)
-    return Parts(tops, totals, query.new_empty((*shape, query.shape[2]), dtype=torch.float32))
+def make_parts(query: torch.Tensor, indices: Sequence[Index]) -> list[Parts]:
+    """Returns memory for queries [heads, rows, head_dim] of launches that follow one another, one for each index: all
+    are the same memory, of which the largest takes everything. Any layer of a forward can use it after another."""
+    num_heads, _, head_dim = query.shape
+    num_parts = max(index.num_rows * index.num_splits for index in indices) * num_heads
+    tops, totals = query.new_empty((2, num_parts), dtype=torch.float32)
+    sums = query.new_empty((num_parts, head_dim), dtype=torch.float32)
+    parts = []
+    for index in indices:
+        shape = index.num_rows, index.num_splits, num_heads
+        views = (each[: math.prod(shape)].view(*shape, *each.shape[1:]) for each in (tops, totals, sums))
+        parts.append(Parts(*views))
+    return parts
 
 
 def attend(

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 from benchmarks.engine_texts import Text, texts_after, write
 from outrider.cloud_verifier.backends.base import ForwardItem, TargetBackend
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.common.errors import UsageError
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.controller.settings import SETTINGS
@@ -98,7 +98,7 @@ def record_embedded() -> Iterator[TraceSet]:
 
 
 def _write(
-    backend: TransformersBackend,
+    backend: PagedBackend,
     prompts: Sequence[TokenIds],
     samplings: Sequence[SamplingParams],
     num_new: int,

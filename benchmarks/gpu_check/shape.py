@@ -17,7 +17,7 @@ from outrider.cloud_verifier.backends.decoder_config import (
     with_defaults,
 )
 from outrider.cloud_verifier.backends.facts import TargetFacts
-from outrider.cloud_verifier.backends.transformers_backend import PagedSequence, TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend, PagedSequence
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.common.process.quiet_loading import quiet_loading
 
@@ -121,7 +121,7 @@ def make_facts(setting: Setting, shape: Shape, dtype: torch.dtype) -> TargetFact
     )
 
 
-def open_sequences(backend: TransformersBackend, num_sequences: int, length: int) -> list[KVSequence]:
+def open_sequences(backend: PagedBackend, num_sequences: int, length: int) -> list[KVSequence]:
     """Returns sequences whose KV is taken and never computed: attention over it takes as long."""
     sequences: list[KVSequence] = []
     for _ in range(num_sequences):
@@ -132,7 +132,7 @@ def open_sequences(backend: TransformersBackend, num_sequences: int, length: int
     return sequences
 
 
-def close_all(backend: TransformersBackend, sequences: Sequence[KVSequence]) -> None:
+def close_all(backend: PagedBackend, sequences: Sequence[KVSequence]) -> None:
     """Gives their KV back."""
     for sequence in sequences:
         backend.close(sequence)

@@ -20,7 +20,7 @@ from benchmarks.gpu_check.shape import (
 from benchmarks.gpu_check.stage import Report, Setting
 from benchmarks.gpu_check.variants import DECODERS, Decoder, NotHere
 from outrider.cloud_verifier.backends.base import ForwardItem, KVSequence
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.engine.finish import make_rows
 from outrider.cloud_verifier.verification.device_rows import make_staged_rows, stage_rounds
 from outrider.cloud_verifier.verification.rows import ProcessedRows, StepRound
@@ -86,7 +86,7 @@ def run(setting: Setting, report: Report) -> None:
 def _run_decoder(
     setting: Setting,
     report: Report,
-    backend: TransformersBackend,
+    backend: PagedBackend,
     name: str,
     decoder: Decoder,
     floor_ms: float,
@@ -127,7 +127,7 @@ class Step:
     """Runs the same step again and again: a forward of a few rows of each session, then their samples."""
 
     def __init__(
-        self, backend: TransformersBackend, sequences: Sequence[KVSequence], context: int, counts_rows: bool
+        self, backend: PagedBackend, sequences: Sequence[KVSequence], context: int, counts_rows: bool
     ) -> None:
         self._backend, self._sequences, self._context = backend, sequences, context
         ids = [[(7 * i + j) % backend.num_tokens for j in range(NUM_ROWS)] for i in range(len(sequences))]
@@ -165,9 +165,7 @@ class Step:
         close_all(self._backend, self._sequences)
 
 
-def open_step(
-    backend: TransformersBackend, num_sessions: int, context: int, counts_rows: bool = True
-) -> Step:
+def open_step(backend: PagedBackend, num_sessions: int, context: int, counts_rows: bool = True) -> Step:
     """Returns the step of sequences whose contexts are so long."""
     return Step(backend, open_sequences(backend, num_sessions, context), context, counts_rows)
 

@@ -17,7 +17,7 @@ from benchmarks.gpu_check.variants import TEXTS, Texts
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.server.cli import describe_target
 from outrider.common.errors import ModelError
 from outrider.common.types import SamplingParams, TokenIds
@@ -54,7 +54,7 @@ def make_prompts(num_prompts: int) -> list[TokenIds]:
     return [(1 + number, *texts[number % len(texts)]) for number in range(num_prompts)]
 
 
-def load(setting: Setting, dtype: str, exact_rows: str) -> TransformersBackend:
+def load(setting: Setting, dtype: str, exact_rows: str) -> PagedBackend:
     """Returns the embedded target; in a rehearsal with its logits as tensors, for the interpreted kernels."""
     kv_tokens = setting.pick(2**17, 4096)
     backend = load_target(
@@ -141,7 +141,7 @@ def find_differences(found: Sequence[Sequence[int]], expected: Sequence[Sequence
     return differing
 
 
-def logit_gap(backend: TransformersBackend, token_ids: Sequence[int], num_rows: int = 5) -> float:
+def logit_gap(backend: PagedBackend, token_ids: Sequence[int], num_rows: int = 5) -> float:
     """Returns the largest difference between logits of rows computed together and one by one."""
     sequences = [backend.new_sequence() for _ in range(2)]
     start, gap = max(1, len(token_ids) - 40), 0.0

@@ -21,9 +21,9 @@ from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.cuda.graphs import Capture, CudaCapture
 from outrider.cloud_verifier.backends.facts import TargetFacts
 from outrider.cloud_verifier.backends.loading import make_backend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.products.ways import OwnKernel, ProductWay, UnsplitLibrary
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
 from outrider.models import EMBEDDED
 
@@ -61,7 +61,7 @@ class Decoder:
     """Puts a model behind a backend. `max_calls` bounds its dispatcher calls a step, views left out, and `max_ratio`
     its time in reads of all weights."""
 
-    make: Callable[[Any, TargetFacts, int], TransformersBackend]
+    make: Callable[[Any, TargetFacts, int], PagedBackend]
     max_ratio: float | None = None
     max_calls: int | None = None
 
@@ -92,7 +92,7 @@ def _make_paged(
     return PagedPlanner(16, shape.num_heads // shape.num_kv_heads, device), 16
 
 
-def _make_transformers(model: Any, facts: TargetFacts, kv_tokens: int) -> TransformersBackend:
+def _make_transformers(model: Any, facts: TargetFacts, kv_tokens: int) -> PagedBackend:
     return make_backend(TransformersDecoder(model), facts, kv_tokens=kv_tokens, exact_rows="off")
 
 
@@ -104,7 +104,7 @@ def _make_own(
     has_graphs: bool,
     exact_rows: str = "off",
     has_fp8_kv: bool = False,
-) -> TransformersBackend:
+) -> PagedBackend:
     facts = replace(facts, has_fp8_kv=has_fp8_kv)
     capture: Capture | None = None
     if has_graphs:

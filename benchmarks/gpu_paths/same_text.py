@@ -14,7 +14,7 @@ from benchmarks.results_file import Found
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.loading import make_backend
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.common.process.quiet_loading import quiet_loading
 from outrider.experiments.shared.results import at_least, judged
 
@@ -97,7 +97,7 @@ def _generate(model: Any, prompt: Sequence[int]) -> list[int]:
     return text
 
 
-def _write(backend: TransformersBackend, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+def _write(backend: PagedBackend, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
     sequences, texts = [backend.new_sequence() for _ in prompts], [list[int]() for _ in prompts]
     feeds = [list(prompt) for prompt in prompts]
     for _ in range(NUM_NEW):

@@ -20,8 +20,8 @@ from benchmarks.results_file import Found
 from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.cuda.pool_changes import PoolChanges, Upload
+from outrider.cloud_verifier.backends.paged_backend import BLOCK_SIZE, PagedBackend
 from outrider.cloud_verifier.backends.products.row_plan import RowPlan
-from outrider.cloud_verifier.backends.transformers_backend import BLOCK_SIZE, TransformersBackend
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Job
@@ -234,7 +234,7 @@ def _make_engine(fake: FakeDevice, row_plan: RowPlan | None) -> Engine:
         model = make_model(setting, SHAPE, torch.float32)
     facts = replace(make_facts(setting, SHAPE, torch.float32), device=str(NAME))
     decoder = CudaDecoder(own_config(model), DeviceWeights(model, fake), layers, RunAgain())
-    backend = TransformersBackend(decoder, facts, num_blocks=NUM_BLOCKS)
+    backend = PagedBackend(decoder, facts, num_blocks=NUM_BLOCKS)
     assert backend.inputs is not None
     num_groups = SHAPE.num_heads // SHAPE.num_kv_heads
     backend.planner = PagedPlanner(BLOCK_SIZE, num_groups, NAME, upload=backend.inputs.add)

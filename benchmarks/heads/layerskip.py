@@ -15,7 +15,7 @@ from benchmarks.heads.service import Case, Service
 from benchmarks.results_file import ROOT, Found
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.early_exit import EarlyExit
 from outrider.cloud_verifier.heads.loading import load_head
 from outrider.common.types import EARLY_EXIT, SamplingParams
@@ -73,7 +73,7 @@ def run() -> Found:
     return measures, details
 
 
-def _loss(backend: TransformersBackend) -> float:
+def _loss(backend: PagedBackend) -> float:
     """Returns the mean cross-entropy on held-out text, in nats a token."""
     tokenizer, losses = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json"), []
     for name in HELD_OUT:
@@ -88,7 +88,7 @@ def _loss(backend: TransformersBackend) -> float:
     return float(np.concatenate(losses).mean())
 
 
-def _rounds(backend: TransformersBackend, source: EarlyExit) -> Rounds:
+def _rounds(backend: PagedBackend, source: EarlyExit) -> Rounds:
     service, prompts, tokens = Service(backend, [source]), load_prompt_ids(NUM_PROMPTS), []
     for temperature in TEMPERATURES:
         texts = []

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.config import QueueLimits, ServeConfig
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
@@ -74,7 +74,7 @@ class Service:
 
     def __init__(
         self,
-        backend: TransformersBackend,
+        backend: PagedBackend,
         sources: Sequence[DraftSource] = (),
         draft: DraftModel | None = None,
         *,

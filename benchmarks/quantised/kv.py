@@ -21,7 +21,7 @@ from benchmarks.reliability.exact_rows import make_prompts
 from benchmarks.results_file import Found
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.results import Measure, at_least, at_most, judged
 from outrider.models import EMBEDDED
@@ -117,7 +117,7 @@ def _agreement() -> dict[str, tuple[float, float]]:
     return shares
 
 
-def _rows(backend: TransformersBackend, token_ids: Sequence[int]) -> Logits:
+def _rows(backend: PagedBackend, token_ids: Sequence[int]) -> Logits:
     """Returns the logits of every token, each computed over KV that was written before."""
     sequence = backend.new_sequence()
     rows = [

@@ -20,9 +20,9 @@ from benchmarks.reliability.exact_rows import make_prompts
 from benchmarks.results_file import Found
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.quantised import four_bit
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.results import at_most, judged
 from outrider.models import EMBEDDED
@@ -92,7 +92,7 @@ def _write_random(directory: Path) -> Path:
     return directory
 
 
-def _load(directory: Path, **options: Any) -> TransformersBackend:
+def _load(directory: Path, **options: Any) -> PagedBackend:
     return load_target(directory, kv_tokens=2048, num_threads=1, **options)
 
 
@@ -125,7 +125,7 @@ def _measure(directory: Path, num_texts: int) -> dict[str, Any]:
     }
 
 
-def _num_weights(backend: TransformersBackend) -> tuple[int, int]:
+def _num_weights(backend: PagedBackend) -> tuple[int, int]:
     """Returns the numbers of a target's weights, and of its layers'."""
     decoder = backend.decoder
     assert isinstance(decoder, TransformersDecoder)
@@ -140,7 +140,7 @@ def _num_weights(backend: TransformersBackend) -> tuple[int, int]:
     return count(decoder.model), sum(map(count, decoder.model.model.layers))
 
 
-def _step_ratio(first: TransformersBackend, second: TransformersBackend) -> dict[str, float]:
+def _step_ratio(first: PagedBackend, second: PagedBackend) -> dict[str, float]:
     """Returns the ratio of the medians of alternating steps, and that of one with itself."""
     backends = {"first": first, "second": second, "again": second}
     times: dict[str, list[float]] = {name: [] for name in backends}
@@ -177,7 +177,7 @@ def _quality(directory: Path) -> dict[str, Any]:
     return found
 
 
-def _score(backend: TransformersBackend, window: list[int]) -> Logits:
+def _score(backend: PagedBackend, window: list[int]) -> Logits:
     sequence = backend.new_sequence()
     rows = backend.forward([ForwardItem(sequence, window[:-1], len(window) - 1)]).copy()
     backend.close(sequence)

@@ -10,7 +10,7 @@ from benchmarks.reliability.setup import Settings
 from benchmarks.results_file import Found
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.experiments.shared.results import Measure, at_most, judged
 from outrider.models import EMBEDDED
 
@@ -61,9 +61,7 @@ def measure_costs(dtype: str, num_turns: int) -> Found:
     return [measure], {f"exact_cost_{dtype}": rounded}
 
 
-def _stepper(
-    backend: TransformersBackend, num_sequences: int, num_fed: int, context: int
-) -> Callable[[], float]:
+def _stepper(backend: PagedBackend, num_sequences: int, num_fed: int, context: int) -> Callable[[], float]:
     """Returns a function that runs one forward, undoes it and returns its seconds."""
     text = [(31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(context + num_fed)]
     sequences = [backend.new_sequence() for _ in range(num_sequences)]

@@ -18,7 +18,7 @@ from benchmarks.reliability.planted import plant
 from benchmarks.results_file import Found
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.common.types import SamplingParams
 from outrider.experiments.shared.results import at_most, judged
 from outrider.models import EMBEDDED
@@ -45,7 +45,7 @@ def measure_texts(num_texts: int) -> Found:
     """Returns the texts unlike cloud-only's, and whether both controls were caught."""
     prompts, samplings = make_prompts(num_texts)
 
-    def count(backend: TransformersBackend, num_together: int) -> int:
+    def count(backend: PagedBackend, num_together: int) -> int:
         texts = write_texts(
             backend, prompts, samplings, NUM_NEW, expected=expected, num_together=num_together
         )
@@ -95,7 +95,7 @@ def make_prompts(num_texts: int) -> tuple[list[list[int]], list[SamplingParams]]
     return prompts, samplings
 
 
-def _load(exact_rows: str) -> TransformersBackend:
+def _load(exact_rows: str) -> PagedBackend:
     return load_target(EMBEDDED / "target", dtype="bfloat16", kv_tokens=KV_TOKENS, exact_rows=exact_rows)
 
 
@@ -108,7 +108,7 @@ def _is_left_out() -> bool:
     return plan is not None and 5 not in plan.counts and len(plan.counts) > 1
 
 
-def _plant(backend: TransformersBackend, count: Callable[[TransformersBackend, int], int]) -> int:
+def _plant(backend: PagedBackend, count: Callable[[PagedBackend, int], int]) -> int:
     assert backend.row_plan is not None
     plant(backend, backend.row_plan.fit(5))
     try:

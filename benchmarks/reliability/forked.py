@@ -12,7 +12,7 @@ import sys
 
 IMPORTED = (
     "outrider.cloud_verifier.backends.loading",
-    "outrider.cloud_verifier.backends.transformers_backend",
+    "outrider.cloud_verifier.backends.paged_backend",
     "outrider.cloud_verifier.server.server",
     "outrider.cloud_verifier.security.server_security",
     "outrider.edge_client.drafting.onnx.model",

@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import linear
 
 from outrider.cloud_verifier.backends import lean
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 
 
 class PlantedLinear(lean.PlainLinear):
@@ -26,7 +26,7 @@ class PlantedLinear(lean.PlainLinear):
         return total if self._bias is None else total + self._bias
 
 
-def plant(backend: TransformersBackend, count: int) -> None:
+def plant(backend: PagedBackend, count: int) -> None:
     """Exchanges a decoder's products, those of its checks too, for ones that differ at `count` rows (0: nowhere)."""
     PlantedLinear.count = count
     lean.PlainLinear = PlantedLinear  # type: ignore[misc]

@@ -10,7 +10,7 @@ import numpy as np
 from benchmarks.results_file import Found
 from outrider.cloud_verifier.backends.base import ForwardItem, KVSequence
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.common.tree import ROOT, Tree
 from outrider.experiments.shared.results import at_most, judged
 from outrider.models import EMBEDDED
@@ -36,7 +36,7 @@ def run() -> Found:
     return [judged("tree.keep", what, 1e6 * found["exact rows off"], "1e-6", at_most(100))], found
 
 
-def largest_difference(backend: TransformersBackend, num_rounds: int) -> float:
+def largest_difference(backend: PagedBackend, num_rounds: int) -> float:
     """Returns how far logits after the KV that random rounds kept are from those of a fresh prefill.
 
     A round feeds a random tree and keeps a random path, or none of it; at times the text is cut. Asserts the
@@ -61,7 +61,7 @@ def largest_difference(backend: TransformersBackend, num_rounds: int) -> float:
     return largest
 
 
-def _difference(backend: TransformersBackend, sequence: KVSequence, text: list[int]) -> float:
+def _difference(backend: PagedBackend, sequence: KVSequence, text: list[int]) -> float:
     """Returns the largest difference of a row after the kept KV from that of a fresh prefill."""
     found = backend.forward([ForwardItem(sequence, [5], 1)]).copy()
     backend.truncate(sequence, len(text))

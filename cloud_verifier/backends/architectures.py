@@ -2,7 +2,8 @@
 
 The packed forward has one kind of attention: softmax over the earlier tokens of the same sequence, all or those of a
 window. A model with another kind would load and run, and be silently wrong, so its configuration is read before its
-weights.
+weights. What no configuration says is found by the first forward (`probes`): masks of a model's own, attention that is
+not causal, other positions.
 """
 
 from __future__ import annotations

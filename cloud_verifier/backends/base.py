@@ -7,7 +7,8 @@ every forward feeds at least one token of the sequence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,7 +31,7 @@ class KVExhausted(OutriderError):
 
 
 class KVSequence(Protocol):
-    """Identifies one sequence's KV; made by `new_sequence` or `fork`, ended by `close`."""
+    """Identifies one sequence's KV; made by `new_sequence`, ended by `close`."""
 
     @property
     def length(self) -> int:
@@ -132,9 +133,6 @@ class TargetBackend(Protocol):
         """Keeps the first `start` tokens and, after them, those of `nodes`: a path of the tree that was fed at
         `start` last. To be called before anything else is done with the sequence."""
 
-    def fork(self, sequence: KVSequence) -> KVSequence:
-        """Returns a second sequence with the same tokens, sharing blocks until one of the two writes."""
-
     def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
         """Releases a sequence's blocks. Closing twice does nothing.
 
@@ -143,3 +141,13 @@ class TargetBackend(Protocol):
 
     def check_integrity(self) -> None:
         """Raises AssertionError when the KV bookkeeping contradicts itself."""
+
+
+@contextmanager
+def open_sequence(backend: TargetBackend) -> Iterator[KVSequence]:
+    """Gives an empty sequence, whose blocks are released whatever happens."""
+    sequence = backend.new_sequence()
+    try:
+        yield sequence
+    finally:
+        backend.close(sequence)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,8 @@ from outrider.cloud_verifier.backends.attention.packing import PackedSequence
 from outrider.cloud_verifier.backends.attention.plan import AttentionRule
 from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.attention.tiled import TiledPlanner
-from outrider.cloud_verifier.backends.base import ForwardItem, Logits
+from outrider.cloud_verifier.backends.base import ForwardItem, Logits, open_sequence
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.products.row_plan import (
     ON_CPU,
     ON_GPU,
@@ -25,7 +26,6 @@ from outrider.cloud_verifier.backends.products.row_plan import (
     products_ms,
 )
 from outrider.cloud_verifier.backends.products.ways import ProductWay, product_ways
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
 from outrider.kernels.kv_pool import KVPool
 
@@ -33,8 +33,9 @@ logger = logging.getLogger(__name__)
 
 EXACT_ROWS = ("auto", "on", "off")
 PROMPT_TOKENS, MAX_DECODED, STEP = 9, 10, 5
-# One-row forwards of the check: of a large target fewer, which differ sooner.
-MIN_DECODED, MAX_DECODE_S = 4, 0.5
+# One-row forwards of the check: of a large target fewer, which differ sooner. Together they read so many bytes of
+# weights at most, which takes about half a second, or there are as few as these.
+MIN_DECODED, MAX_READ_BYTES = 4, {"cpu": 10e9, "cuda": 1e12}
 BESIDE = (3, 14)  # tokens that two other sequences feed in the same forward
 # Lengths of the attention check: around the ends of the tiled planner's spans, and far from them.
 LENGTHS = (1, 2, 18, 41, 64, 65, 101, 128, 129, 201, 256, 257, 301, 512, 513, 600)
@@ -43,7 +44,7 @@ MAX_QUERIES = 5
 
 @torch.inference_mode()
 def use_exact_rows(
-    backend: TransformersBackend,
+    backend: PagedBackend,
     mode: str,
     *,
     ways: Sequence[ProductWay] | None = None,
@@ -83,7 +84,7 @@ def use_exact_rows(
 
 
 def _find_plans(
-    backend: TransformersBackend,
+    backend: PagedBackend,
     ways: Sequence[ProductWay],
     choices: RowChoices,
     errors: list[tuple[str, Exception]],
@@ -109,7 +110,7 @@ def _find_plans(
     return [(way, plan) for _, way, plan in sorted(found, key=lambda each: each[0])]
 
 
-def _use_way(backend: TransformersBackend, way: ProductWay, plan: RowPlan, choices: RowChoices) -> None:
+def _use_way(backend: PagedBackend, way: ProductWay, plan: RowPlan, choices: RowChoices) -> None:
     """Sets the backend's plan with this way to multiply. Raises an error, all as before, where rows differ."""
     planner, has_trees = backend.planner, backend.has_trees
     _enter(backend, way)
@@ -122,7 +123,7 @@ def _use_way(backend: TransformersBackend, way: ProductWay, plan: RowPlan, choic
     backend.is_reproducible, backend.product_way = True, way.name
 
 
-def _enter(backend: TransformersBackend, way: ProductWay) -> None:
+def _enter(backend: PagedBackend, way: ProductWay) -> None:
     """Multiplies the decoder's matrices in a way from now on. Raises an error, all as before, where it cannot."""
     multiply = way.enter(getattr(torch, backend.dtype))
     try:
@@ -132,18 +133,20 @@ def _enter(backend: TransformersBackend, way: ProductWay) -> None:
         raise
 
 
-def _leave(backend: TransformersBackend, way: ProductWay) -> None:
+def _leave(backend: PagedBackend, way: ProductWay) -> None:
     way.leave()
     backend.decoder.use_linear(linear)
 
 
-def has_equal_rows(backend: TransformersBackend) -> bool:
+def has_equal_rows(backend: PagedBackend) -> bool:
     """Returns whether a row's bits depend on no other row as the target is, at any number of rows.
 
     A CPU's library has few kernels, by few sizes; a GPU's has so many that a sample of the counts proves nothing.
     """
     choices = replace(ON_CPU, counts=(1, *ON_CPU.counts))
     try:
+        if choices.tried(backend.decoder.matrix_kinds()) != choices.counts:
+            return False
         check_attention(backend)
         check_forwards(backend)
         check_trees(backend)
@@ -153,7 +156,7 @@ def has_equal_rows(backend: TransformersBackend) -> bool:
     return plan.counts == choices.counts
 
 
-def _prepare(backend: TransformersBackend, plan: RowPlan, choices: RowChoices) -> RowPlan:
+def _prepare(backend: PagedBackend, plan: RowPlan, choices: RowChoices) -> RowPlan:
     """Returns what of the plan is used. Raises `ModelError` where rows differ with it."""
     facts, device = backend.facts, torch.device(backend.device)
     if isinstance(backend.planner, SdpaPlanner):
@@ -177,7 +180,7 @@ def _prepare(backend: TransformersBackend, plan: RowPlan, choices: RowChoices) -
     return plan
 
 
-def _find_plan(backend: TransformersBackend, choices: RowChoices) -> RowPlan:
+def _find_plan(backend: PagedBackend, choices: RowChoices) -> RowPlan:
     kinds = backend.decoder.matrix_kinds()
     plan = find_row_plan(kinds, getattr(torch, backend.dtype), torch.device(backend.device), choices)
     if plan is None:
@@ -185,7 +188,7 @@ def _find_plan(backend: TransformersBackend, choices: RowChoices) -> RowPlan:
     return plan
 
 
-def _agreeing(backend: TransformersBackend, plan: RowPlan, choices: RowChoices) -> RowPlan:
+def _agreeing(backend: PagedBackend, plan: RowPlan, choices: RowChoices) -> RowPlan:
     """Returns the cheapest of the plan's counts at which whole forwards, too, give tokens the same logits."""
     text = [
         (31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(min(PROMPT_TOKENS, backend.max_context))
@@ -202,13 +205,12 @@ def _agreeing(backend: TransformersBackend, plan: RowPlan, choices: RowChoices) 
     return agreeing
 
 
-def check_forwards(backend: TransformersBackend) -> None:
+def check_forwards(backend: PagedBackend) -> None:
     """Raises `ModelError` unless tokens have the same logits decoded alone, verified, prefilled and beside
     others."""
     text = _text(backend, MAX_DECODED, backend.max_context)
     try:
         alone = _decode_alone(backend, text)
-        text = text[: PROMPT_TOKENS + len(alone)]
         _compare(_score(backend, text, PROMPT_TOKENS, len(text)), alone, "verified at once")
         _compare(_score(backend, text, 0, len(text))[PROMPT_TOKENS:], alone, "prefilled at once")
         beside = _score(backend, text, PROMPT_TOKENS, STEP, BESIDE)
@@ -217,67 +219,66 @@ def check_forwards(backend: TransformersBackend) -> None:
         backend.num_forwards = backend.num_query_rows = 0
 
 
-def check_trees(backend: TransformersBackend) -> None:
+def check_trees(backend: PagedBackend) -> None:
     """Raises `ModelError` unless the tokens of a path through a tree have the logits that they have decoded alone, and
     so has the token after the path."""
     num_decoded = min(MAX_DECODED, backend.max_tree_nodes // 2 + 1)  # two nodes for each but the last
     text = _text(backend, num_decoded, backend.max_context // 2)
     try:
         alone = _decode_alone(backend, text)
-        text = text[: PROMPT_TOKENS + len(alone)]
         path, last = text[PROMPT_TOKENS:-1], text[-1]
         # Beside each of its tokens there is another one, which comes first.
         others = [(token_id + 1) % backend.num_tokens for token_id in path]
         tokens = [token_id for pair in zip(others, path, strict=True) for token_id in pair]
         parents = [2 * (node // 2) - 1 for node in range(len(tokens))]
         nodes = range(1, len(tokens), 2)
-        sequence = backend.new_sequence()
-        backend.forward([ForwardItem(sequence, text[:PROMPT_TOKENS], 0)])
-        rows = backend.forward([ForwardItem(sequence, tokens, len(tokens), parents)])[1::2].copy()
-        _compare(rows, alone[: len(path)], "in a tree")
-        backend.keep(sequence, PROMPT_TOKENS, nodes)
-        _compare(backend.forward([ForwardItem(sequence, [last], 1)]), alone[len(path) :], "after a tree")
-        backend.close(sequence)
+        with open_sequence(backend) as sequence:
+            backend.forward([ForwardItem(sequence, text[:PROMPT_TOKENS], 0)])
+            rows = backend.forward([ForwardItem(sequence, tokens, len(tokens), parents)])[1::2].copy()
+            _compare(rows, alone[: len(path)], "in a tree")
+            backend.keep(sequence, PROMPT_TOKENS, nodes)
+            _compare(backend.forward([ForwardItem(sequence, [last], 1)]), alone[len(path) :], "after a tree")
     finally:
         backend.num_forwards = backend.num_query_rows = 0
 
 
-def _text(backend: TransformersBackend, num_decoded: int, most: int) -> list[int]:
-    """Returns a prompt and tokens after it, at most `most` together. Raises `ModelError` where that leaves none."""
-    length = min(PROMPT_TOKENS + num_decoded, most)
+def _text(backend: PagedBackend, num_decoded: int, most: int) -> list[int]:
+    """Returns a prompt and tokens after it, `num_decoded` or fewer of a large target, at most `most` together. Raises
+    `ModelError` where that leaves none."""
+    num_read = int(MAX_READ_BYTES[backend.device.partition(":")[0]] / backend.num_weight_bytes)
+    length = min(PROMPT_TOKENS + min(num_decoded, max(MIN_DECODED, num_read)), most)
     if length < PROMPT_TOKENS + 2:
         raise ModelError(f"a context of {backend.max_context} tokens is too short for the check")
     return [(31 * i * i + 7 * i + 1) % backend.num_tokens for i in range(length)]
 
 
-def _decode_alone(backend: TransformersBackend, text: Sequence[int]) -> Logits:
-    sequence, rows = backend.new_sequence(), []
-    backend.forward([ForwardItem(sequence, text[:PROMPT_TOKENS], 0)])
-    deadline = time.monotonic() + MAX_DECODE_S
-    for token_id in text[PROMPT_TOKENS:]:
-        rows.append(backend.forward([ForwardItem(sequence, [token_id], 1)]).copy())
-        if len(rows) >= MIN_DECODED and time.monotonic() > deadline:
-            break
-    backend.close(sequence)
+def _decode_alone(backend: PagedBackend, text: Sequence[int]) -> Logits:
+    rows = []
+    with open_sequence(backend) as sequence:
+        backend.forward([ForwardItem(sequence, text[:PROMPT_TOKENS], 0)])
+        for token_id in text[PROMPT_TOKENS:]:
+            rows.append(backend.forward([ForwardItem(sequence, [token_id], 1)]).copy())
     return np.concatenate(rows)
 
 
 def _score(
-    backend: TransformersBackend, text: Sequence[int], start: int, step: int, beside: Sequence[int] = ()
+    backend: PagedBackend, text: Sequence[int], start: int, step: int, beside: Sequence[int] = ()
 ) -> Logits:
     """Returns the logits after text[start:], fed `step` tokens at a time in the middle of `beside`."""
-    sequence, rows = backend.new_sequence(), []
-    if start:
-        backend.forward([ForwardItem(sequence, text[:start], 0)])
-    for first in range(start, len(text), step):
-        fed = text[first : first + step]
-        others = [ForwardItem(backend.new_sequence(), text[-count:], 1) for count in beside]
-        logits = backend.forward([*others[:1], ForwardItem(sequence, fed, len(fed)), *others[1:]])
-        num_before = len(others[:1])
-        rows.append(logits[num_before : num_before + len(fed)].copy())
-        for other in others:
-            backend.close(other.sequence)
-    backend.close(sequence)
+    rows = []
+    with open_sequence(backend) as sequence:
+        if start:
+            backend.forward([ForwardItem(sequence, text[:start], 0)])
+        for first in range(start, len(text), step):
+            fed = text[first : first + step]
+            with ExitStack() as opened:
+                others = [
+                    ForwardItem(opened.enter_context(open_sequence(backend)), text[-count:], 1)
+                    for count in beside
+                ]
+                logits = backend.forward([*others[:1], ForwardItem(sequence, fed, len(fed)), *others[1:]])
+            num_before = len(others[:1])
+            rows.append(logits[num_before : num_before + len(fed)].copy())
     return np.concatenate(rows)
 
 
@@ -290,7 +291,7 @@ def _compare(found: Logits, alone: Logits, how: str) -> None:
 
 
 @torch.inference_mode()
-def check_attention(backend: TransformersBackend) -> None:
+def check_attention(backend: PagedBackend) -> None:
     """Raises `ModelError` unless a query's attention is the same alone, among all of its sequence, and beside
     others."""
     facts, block_size, planner = backend.facts, backend.blocks.block_size, backend.planner

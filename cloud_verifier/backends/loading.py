@@ -19,9 +19,9 @@ from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.facts import TargetFacts
 from outrider.cloud_verifier.backends.memory import check_weights_fit, kv_pool_bytes
 from outrider.cloud_verifier.backends.model_files import check_model_files
-from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
+from outrider.cloud_verifier.backends.paged_backend import BLOCK_SIZE, PagedBackend
+from outrider.cloud_verifier.backends.probes import check_own_attention, probe, use_paged_kernel
 from outrider.cloud_verifier.backends.quantised.choice import Quantisation, find_quantisation
-from outrider.cloud_verifier.backends.transformers_backend import BLOCK_SIZE, TransformersBackend
 from outrider.cloud_verifier.backends.weights import Progress, Weights
 from outrider.cloud_verifier.verification.row_kernels import has_device_kernels
 from outrider.common.config.units import show_size
@@ -52,7 +52,7 @@ def load_target(
     decoder: str = "auto",
     exact_rows: str = "auto",
     on_progress: Progress | None = None,
-) -> TransformersBackend:
+) -> PagedBackend:
     """Loads a decoder from a local directory (config.json, tokenizer.json, *.safetensors).
 
     `device` is "cpu", "cuda", "cuda:N" or "auto" (see `resolve_device`); `dtype` "float32", "bfloat16" or "auto"
@@ -112,7 +112,7 @@ def make_backend(
     heads_bytes: int = 0,
     block_size: int = BLOCK_SIZE,
     exact_rows: str = "auto",
-) -> TransformersBackend:
+) -> PagedBackend:
     """Returns a decoder over a KV pool, with the fastest attention that is right on its device.
 
     The other arguments are those of `load_target`. Raises `ModelError` where the decoder cannot run so.
@@ -123,11 +123,12 @@ def make_backend(
         num_bytes = kv_pool_bytes(facts, decoder, kv_bytes, step_tokens, heads_bytes)
         num_blocks = _num_blocks(facts, num_bytes, block_size)
     try:
-        backend = TransformersBackend(decoder, facts, num_blocks=num_blocks, block_size=block_size)
+        backend = PagedBackend(decoder, facts, num_blocks=num_blocks, block_size=block_size)
     except (MemoryError, torch.OutOfMemoryError) as error:
         size = show_size(num_blocks * block_size * facts.kv_bytes_per_token)
         raise ModelError(f"--kv-memory: there is no memory for a KV pool of {size}: {error}") from error
     reference = probe(backend)
+    check_own_attention(backend, reference)
     is_on_gpu = facts.device.startswith("cuda")
     if is_on_gpu:
         use_paged_kernel(backend, reference)

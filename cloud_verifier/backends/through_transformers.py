@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from outrider.cloud_verifier.backends import model_ends
 from outrider.cloud_verifier.backends.architectures import check_supported
 from outrider.cloud_verifier.backends.attention.plan import ATTENTION_NAME, ForwardPlan, register_attention
 from outrider.cloud_verifier.backends.decoder import Decoder
@@ -124,13 +125,23 @@ class TransformersDecoder(Decoder):
         logits: torch.Tensor = output.logits[0]
         return logits
 
+    def own_logits(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Returns logits [n, vocab_size] of ids [n] with the model's own attention and positions.
+
+        Raises RuntimeError where transformers cannot compute the configuration.
+        """
+        self._model.set_attn_implementation("eager")
+        try:
+            logits: torch.Tensor = self._model(input_ids=token_ids[None], use_cache=False).logits[0]
+        finally:
+            self._model.set_attn_implementation(ATTENTION_NAME)
+        return logits
+
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        embedded: torch.Tensor = self._model.get_input_embeddings()(token_ids)
-        return embedded
+        return model_ends.embed(self._model, token_ids)
 
     def score(self, features: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self._model.get_output_embeddings()(features)
-        return logits
+        return model_ends.score(self._model, features)
 
 
 def _conv1d() -> Any:

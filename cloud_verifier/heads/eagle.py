@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.eagle_kv import EagleKv, WaitingStates
 from outrider.cloud_verifier.heads.eagle_modules import EagleDraft, attention
 from outrider.cloud_verifier.heads.features import FeatureLog
@@ -29,7 +29,7 @@ class EagleHead(Head):
 
     weights: EagleDraft
 
-    def __init__(self, backend: TransformersBackend, facts: HeadFacts, weights: EagleDraft) -> None:
+    def __init__(self, backend: PagedBackend, facts: HeadFacts, weights: EagleDraft) -> None:
         super().__init__(backend, facts, weights, EagleSequence)
 
     @torch.inference_mode()

@@ -27,7 +27,7 @@ from outrider.cloud_verifier.backends.decoder_config import (
     make_decoder_config,
     with_defaults,
 )
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.directory import HeadDirectory
 from outrider.cloud_verifier.heads.eagle import MAX_DEPTH, EagleHead
 from outrider.cloud_verifier.heads.eagle_modules import Eagle, Eagle3, EagleDraft
@@ -59,7 +59,7 @@ _LAYER_TYPES = tuple(each for each in DEFAULT_HEAD_DIM if each != "gemma2")
 _COMPARED_ROWS = 4096  # of embeddings, at a time
 
 
-def read_eagle(directory: HeadDirectory, backend: TransformersBackend) -> EagleHead:
+def read_eagle(directory: HeadDirectory, backend: PagedBackend) -> EagleHead:
     """Returns a draft of EAGLE or EAGLE-2."""
     config = _layer_config(directory, directory.config, backend)
     if config.hidden_size != hidden_size(backend):
@@ -71,12 +71,12 @@ def read_eagle(directory: HeadDirectory, backend: TransformersBackend) -> EagleH
     return _make(directory, backend, draft, (backend.facts.num_layers,))
 
 
-def read_specforge(directory: HeadDirectory, backend: TransformersBackend) -> EagleHead:
+def read_specforge(directory: HeadDirectory, backend: PagedBackend) -> EagleHead:
     """Returns an EAGLE-3 draft as SpecForge writes it."""
     return _read_eagle3(directory, backend, directory.config, "midlayer", _eagle31(directory))
 
 
-def read_speculators(directory: HeadDirectory, backend: TransformersBackend) -> EagleHead:
+def read_speculators(directory: HeadDirectory, backend: PagedBackend) -> EagleHead:
     """Returns an EAGLE-3 draft as `speculators` writes it."""
     config = directory.config
     if config["speculators_model_type"] != "eagle3":
@@ -134,7 +134,7 @@ def published_names(layer: str) -> Callable[[str], str]:
 
 def _read_eagle3(
     directory: HeadDirectory,
-    backend: TransformersBackend,
+    backend: PagedBackend,
     layer: Mapping[str, Any],
     layer_name: str,
     options: dict[str, bool],
@@ -153,9 +153,7 @@ def _read_eagle3(
     return _make(directory, backend, draft, layers)
 
 
-def _layer_config(
-    directory: HeadDirectory, raw: Mapping[str, Any], backend: TransformersBackend
-) -> DecoderConfig:
+def _layer_config(directory: HeadDirectory, raw: Mapping[str, Any], backend: PagedBackend) -> DecoderConfig:
     """Returns the configuration of the one layer. Raises `ModelError` naming the field that is in the way."""
     fields = with_defaults({"model_type": "llama", "sliding_window": None, **raw})
     if fields is None or fields["model_type"] not in _LAYER_TYPES:
@@ -243,7 +241,7 @@ def _output(directory: HeadDirectory, size: int, vocab_size: int) -> nn.Module:
 
 
 def _make(
-    directory: HeadDirectory, backend: TransformersBackend, draft: EagleDraft, layers: tuple[int, ...]
+    directory: HeadDirectory, backend: PagedBackend, draft: EagleDraft, layers: tuple[int, ...]
 ) -> EagleHead:
     size, target_size = draft.layer.o_proj.out_features, hidden_size(backend)
     if "embed_tokens.weight" in directory:
@@ -266,7 +264,7 @@ def _make(
     return EagleHead(backend, facts, draft)
 
 
-def _is_targets(table: Tensor, backend: TransformersBackend) -> bool:
+def _is_targets(table: Tensor, backend: PagedBackend) -> bool:
     """Returns whether a table [vocab_size, size] is the target's input embedding, in the target's dtype."""
     if table.shape[1] != hidden_size(backend):
         return False

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from outrider.cloud_verifier.backends.base import KVSequence
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.passes.partial import AheadToken, SkipsLayers
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.heads.directory import HeadDirectory
 from outrider.common.types import EARLY_EXIT, Draft, SamplingParams
 from outrider.edge_client.drafting.base import ShouldStop, ended
@@ -32,7 +32,7 @@ class EarlyExit:
     signal_names = ("nll", "entropy", "margin")
     longest_for_tree = DEFAULT_CHAIN
 
-    def __init__(self, backend: TransformersBackend, layers: Sequence[int], fingerprint: str) -> None:
+    def __init__(self, backend: PagedBackend, layers: Sequence[int], fingerprint: str) -> None:
         """`layers` are numbers of layers, ascending. The backend's decoder is one that `SkipsLayers`."""
         self.backend, self.layers = backend, tuple(layers)
         self.num_tokens, self.max_context = backend.num_tokens, backend.max_context
@@ -158,7 +158,7 @@ def num_first(layers: Sequence[int]) -> int:
     return next((place for place, layer in enumerate(layers) if layer != place), len(layers))
 
 
-def read_early_exit(directory: HeadDirectory, backend: TransformersBackend) -> EarlyExit:
+def read_early_exit(directory: HeadDirectory, backend: PagedBackend) -> EarlyExit:
     """Returns the layers of the target that a directory names. Raises `ModelError` where they are none, or where the
     target is run by a decoder that cannot leave layers out."""
     layers, num_layers = directory.config["outrider"].get("layers"), backend.facts.num_layers

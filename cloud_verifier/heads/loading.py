@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
+from outrider.cloud_verifier.backends.probes import check_model_ends
 from outrider.cloud_verifier.heads.directory import HeadDirectory
 from outrider.cloud_verifier.heads.eagle_layouts import read_eagle, read_specforge, read_speculators
 from outrider.cloud_verifier.heads.early_exit import EarlyExit, read_early_exit
@@ -24,7 +25,7 @@ class Layout:
 
     name: str
     is_of: Callable[[HeadDirectory], bool]
-    read: Callable[[HeadDirectory, TransformersBackend], Head | EarlyExit]
+    read: Callable[[HeadDirectory, PagedBackend], Head | EarlyExit]
 
 
 # The first that a directory is of reads it.
@@ -38,7 +39,7 @@ LAYOUTS = (
 )
 
 
-def load_heads(paths: Sequence[Path], backend: TransformersBackend) -> list[Head | EarlyExit]:
+def load_heads(paths: Sequence[Path], backend: PagedBackend) -> list[Head | EarlyExit]:
     """Returns the heads of `--heads`. Raises `ModelError` for a directory that cannot be used, `IncompatibleError` for
     one of another target, and where two are of one kind."""
     heads: list[Head | EarlyExit] = []
@@ -52,7 +53,7 @@ def load_heads(paths: Sequence[Path], backend: TransformersBackend) -> list[Head
     return heads
 
 
-def load_head(path: Path, backend: TransformersBackend) -> Head | EarlyExit:
+def load_head(path: Path, backend: PagedBackend) -> Head | EarlyExit:
     """Returns the heads in a directory. Raises as `load_heads` does."""
     directory = HeadDirectory(path)
     wanted = directory.config.get("outrider", {}).get("target_fingerprint")
@@ -62,6 +63,10 @@ def load_head(path: Path, backend: TransformersBackend) -> Head | EarlyExit:
             f"--heads {path}: trained for the target {wanted[:12]}, and this one is {found[:12]}",
             "train heads for this target: python -m outrider.training.heads",
         )
+    try:
+        check_model_ends(backend)
+    except ModelError as error:
+        raise directory.error(str(error)) from error
     for layout in LAYOUTS:
         if layout.is_of(directory):
             try:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.directory import HeadDirectory
 from outrider.cloud_verifier.heads.hydra import HydraSequence
 from outrider.cloud_verifier.heads.medusa import MedusaSequence
@@ -25,7 +25,7 @@ from outrider.cloud_verifier.heads.sequence import Head, HeadFacts, HeadSequence
 _KINDS: dict[str, type[HeadSequence]] = {"medusa": MedusaSequence, "hydra": HydraSequence}
 
 
-def read_medusa(directory: HeadDirectory, backend: TransformersBackend) -> Head:
+def read_medusa(directory: HeadDirectory, backend: PagedBackend) -> Head:
     """Returns Medusa's or Hydra's heads in Medusa's own layout."""
     kind = directory.config.get("outrider", {}).get("kind", "medusa")
     if kind not in _KINDS:
@@ -52,7 +52,7 @@ def published_name(name: str) -> str:
     return name.replace(".blocks.", ".")
 
 
-def read_vllm_medusa(directory: HeadDirectory, backend: TransformersBackend) -> Head:
+def read_vllm_medusa(directory: HeadDirectory, backend: PagedBackend) -> Head:
     """Returns Medusa's heads in vLLM's layout."""
     num_heads, num_blocks = directory.count("num_heads"), directory.count("num_hidden_layers")
     size, config = hidden_size(backend), directory.config
@@ -72,7 +72,7 @@ def read_vllm_medusa(directory: HeadDirectory, backend: TransformersBackend) -> 
     return _make(directory, backend, "medusa", heads)
 
 
-def _vllm_outputs(directory: HeadDirectory, backend: TransformersBackend, num_heads: int) -> list[nn.Module]:
+def _vllm_outputs(directory: HeadDirectory, backend: PagedBackend, num_heads: int) -> list[nn.Module]:
     vocab_size, config = backend.vocab_size, directory.config
     num_scored = config.get("truncated_vocab_size") or vocab_size
     if type(num_scored) is not int or not 1 <= num_scored <= vocab_size:
@@ -123,7 +123,7 @@ def _linear(weight: Tensor) -> nn.Linear:
     return linear
 
 
-def _make(directory: HeadDirectory, backend: TransformersBackend, kind: str, heads: nn.ModuleList) -> Head:
+def _make(directory: HeadDirectory, backend: PagedBackend, kind: str, heads: nn.ModuleList) -> Head:
     directory.check_all_read()
     heads.to(backend.device, getattr(torch, backend.dtype)).requires_grad_(False)
     facts = HeadFacts(

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.common.types import Draft, SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import NodeRule, ShouldStop
@@ -21,7 +21,7 @@ from outrider.edge_client.drafting.rows.sequence import RowsSequence
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
 
 
-def hidden_size(backend: TransformersBackend) -> int:
+def hidden_size(backend: PagedBackend) -> int:
     """Returns the width of the target's embeddings and states."""
     return int(backend.decoder.embed(torch.zeros(1, dtype=torch.int64, device=backend.device)).shape[-1])
 
@@ -41,7 +41,7 @@ class Head:
     """Implements `DraftSource` and `TellsFeatures`: weights that sequences share, beside their target."""
 
     def __init__(
-        self, backend: TransformersBackend, facts: HeadFacts, weights: nn.Module, kind: type[HeadSequence]
+        self, backend: PagedBackend, facts: HeadFacts, weights: nn.Module, kind: type[HeadSequence]
     ) -> None:
         """`kind` drafts with such weights."""
         self.backend, self.facts, self.weights = backend, facts, weights

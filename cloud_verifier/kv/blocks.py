@@ -2,8 +2,8 @@
 
 A pool has `num_blocks` blocks of `block_size` token slots. A `BlockTable` lists one sequence's blocks in
 order; token i of the sequence is in slot `block_ids[i // block_size] * block_size + i % block_size`. Blocks
-are reference-counted: `fork` shares them, and the first append into a shared, partly filled block moves that
-sequence to a copy of its own (copy-on-write).
+are reference-counted: sequences that begin alike share them, and the first append into a shared block that its sequence
+had cut moves that sequence to a copy of its own (copy-on-write).
 
 A block is empty, held by at least one table, or idle: held by none and still registered in the prefix cache
 (`kv.prefixes`), where the next table with the same tokens finds it. Idle blocks count as free and are taken,
@@ -203,16 +203,6 @@ class BlockManager:
         while len(table.block_ids) > num_kept:
             self._release(self._pop(table))
         table.length, table.num_reserved = length, 0
-
-    def fork(self, table: BlockTable) -> BlockTable:
-        """Returns a second sequence with the same tokens, sharing every block until one of the two writes."""
-        self._check_owned(table)
-        assert not table.num_reserved, "what is written after the length would be shared"
-        for block_id in table.block_ids:
-            self._ref_counts[block_id] += 1
-        twin = BlockTable(table.tenant, table.block_ids[:], table.length, table.num_leading)
-        self._tables.add(twin)
-        return twin
 
     def free(self, table: BlockTable) -> None:
         """Releases a sequence; its table must not be used again. Freeing twice does nothing."""

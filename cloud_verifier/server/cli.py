@@ -30,7 +30,7 @@ from outrider.common.process.extras import needs_extra
 from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
-    from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+    from outrider.cloud_verifier.backends.paged_backend import PagedBackend
     from outrider.cloud_verifier.server.entrance import Entrance
     from outrider.cloud_verifier.server.server import VerifierServer
 
@@ -112,7 +112,7 @@ def _serve(loaded: Loaded[ServeConfig]) -> int:
     log.info("loading %s", config.target)
 
     def announce(server: VerifierServer) -> None:
-        backend = cast("TransformersBackend", server.engine.backend)
+        backend = cast("PagedBackend", server.engine.backend)
         host = config.listen.rpartition(":")[0]
         what = describe_target(backend)
         took = f"after {time.monotonic() - begin:.1f} s"
@@ -134,7 +134,7 @@ def load_server(config: ServeConfig, kv_bytes: int | None, entrance: Entrance) -
     return VerifierServer(backend, config, drafter, entrance, grammars=create_grammars(config, backend))
 
 
-def describe_target(backend: TransformersBackend) -> str:
+def describe_target(backend: PagedBackend) -> str:
     """Returns the start line's words on the target, its KV pool and its memory."""
     from outrider.cloud_verifier.engine.observe import memory_use
     from outrider.common.process.memory import show_memory

@@ -25,14 +25,12 @@ from outrider.common.grammar.checked import CheckedCompiler
 from outrider.common.process.extras import MissingExtraError
 
 if TYPE_CHECKING:
-    from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+    from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 
 log = logging.getLogger(__name__)
 
 
-def load_models(
-    config: ServeConfig, kv_bytes: int | None
-) -> tuple[TransformersBackend, CoLocatedDrafter | None]:
+def load_models(config: ServeConfig, kv_bytes: int | None) -> tuple[PagedBackend, CoLocatedDrafter | None]:
     """Returns the target and the draft that `config` names. Raises `ModelError`, and what `create_drafter` raises."""
     from outrider.cloud_verifier.backends.loading import load_target
 
@@ -101,7 +99,7 @@ def create_grammars(config: ServeConfig, backend: TargetBackend) -> GrammarStore
     )
 
 
-def create_drafter(config: ServeConfig, backend: TransformersBackend) -> CoLocatedDrafter | None:
+def create_drafter(config: ServeConfig, backend: PagedBackend) -> CoLocatedDrafter | None:
     """Returns what drafts for co-located generation: the draft of `--draft`, unless it is off or the default one cannot
     be loaded (no onnxruntime, say), the heads of `--heads`, lookahead. None where there is nothing.
 

@@ -108,10 +108,6 @@ class SyntheticBackend:
         """Raises `NotImplementedError`."""
         raise NotImplementedError("a synthetic target takes no trees")
 
-    def fork(self, sequence: KVSequence) -> _SyntheticKV:
-        """Returns a sequence of the same length."""
-        return _SyntheticKV(sequence.length)
-
     def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
         """Does nothing: lengths need no freeing."""
 

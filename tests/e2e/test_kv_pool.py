@@ -10,7 +10,7 @@ from support.processes.decoding import decode
 from support.processes.server import serving
 
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.common.types import SamplingParams
 
 SHARED = [(31 * i + 5) % 300 for i in range(70)]
@@ -39,7 +39,7 @@ def texts(tiny_pair) -> list[Sequence[int]]:  # type: ignore[no-untyped-def]
     return alone
 
 
-def all_free(backend: TransformersBackend) -> bool:
+def all_free(backend: PagedBackend) -> bool:
     return backend.num_free_tokens == backend.num_kv_tokens
 
 

@@ -17,7 +17,7 @@ from support.devices import GPU_DEVICE, ON_GPU
 from benchmarks.engine_texts import write_texts
 from benchmarks.gpu_check.texts import SAMPLINGS
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.verification.device_rows import make_device_rows
 from outrider.cloud_verifier.verification.row_kernels import load_row_kernels
 from outrider.cloud_verifier.verification.rows import HostRows, StepRound
@@ -46,11 +46,11 @@ def _interpreted_in_few_tiles() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def backend() -> TransformersBackend:
+def backend() -> PagedBackend:
     return load(GPU_DEVICE)
 
 
-def load(device: str) -> TransformersBackend:
+def load(device: str) -> PagedBackend:
     backend = load_target(
         EMBEDDED / "target", device=device, dtype="float32", kv_tokens=16_384, decoder="cuda"
     )
@@ -95,7 +95,7 @@ def test_penalised_rows_are_those_of_the_host() -> None:
         assert found.entropy(row) == pytest.approx(host.entropy(row), abs=1e-4)
 
 
-def texts_of(backend: TransformersBackend) -> list[list[int]]:
+def texts_of(backend: PagedBackend) -> list[list[int]]:
     """Cloud-only texts, each session alone, which the other ways must give too."""
     samplings = [replace(SAMPLINGS[i % len(SAMPLINGS)], seed=i) for i in range(len(PROMPTS))]
     alone = [write_texts(backend, [p], [s], NUM_NEW)[0] for p, s in zip(PROMPTS, samplings, strict=True)]
@@ -109,7 +109,7 @@ def texts_of(backend: TransformersBackend) -> list[list[int]]:
     return alone
 
 
-def test_verified_evicted_and_batched_texts_are_cloud_only_in_float32(backend: TransformersBackend) -> None:
+def test_verified_evicted_and_batched_texts_are_cloud_only_in_float32(backend: PagedBackend) -> None:
     assert backend.has_device_logits, "the kernels were not used: the log says why"
     texts_of(backend)
     if not IS_REHEARSAL:
@@ -117,7 +117,7 @@ def test_verified_evicted_and_batched_texts_are_cloud_only_in_float32(backend: T
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_a_second_device_gives_the_texts_of_the_first(backend: TransformersBackend) -> None:
+def test_a_second_device_gives_the_texts_of_the_first(backend: PagedBackend) -> None:
     second = load("cuda:1")
     assert second.has_device_logits and torch.cuda.current_device() == 0
     assert texts_of(second) == texts_of(backend)

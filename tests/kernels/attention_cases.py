@@ -30,9 +30,10 @@ from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
 from outrider.cloud_verifier.backends.attention.plan import AttentionRule
 from outrider.cloud_verifier.backends.exact_rows import check_attention, use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ModelError
+from outrider.common.models import memory
 from outrider.common.tree import Tree
 from outrider.kernels.paged_attention import KEYS, early_tokens, num_splits
 
@@ -94,8 +95,36 @@ def test_a_forward_of_very_many_rows_is_several_launches_with_the_same_bits(
     planner = SMALL.planner("cpu", SPLIT)
     assert [len(tiles) for tiles in planner._launches(batch.sequences)] == [6]
     whole = batch.attend(planner)
-    monkeypatch.setattr(paged, "MAX_PARTS", 90)
+    monkeypatch.setattr(paged, "ATTENTION_PARTS", 90)
     assert [len(tiles) for tiles in planner._launches(batch.sequences)] == [2, 2, 2]
+    assert torch.equal(batch.attend(planner), whole)
+
+
+def test_launches_compute_in_the_memory_of_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which is what a step is said to take."""
+    shapes = ((50, 90), (50, 90), (50, 200))
+    parts = [Part(make_text(SMALL, length, length), count, length) for count, length in shapes]
+    batch = Batch(SMALL, parts, torch.float32, "cpu")
+    for module in (paged, memory):
+        monkeypatch.setattr(module, "ATTENTION_PARTS", 90)
+    attention = SMALL.planner("cpu", SPLIT).plan(batch.sequences)
+    attention(batch.query, batch.keys, batch.values, AttentionRule())
+    assert len(attention.launches) > 4
+    tensors = [each for part in attention.parts for each in (part.tops, part.totals, part.sums)]
+    num_bytes = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
+    step = memory.step_bytes(SMALL.num_heads, SMALL.head_dim, vocab_size=0, itemsize=4, step_tokens=0)
+    assert step // 2 < sum(num_bytes.values()) <= step
+
+
+def test_a_tile_of_a_very_long_sequence_takes_no_more_than_a_launch_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch = Batch(SMALL, [Part(make_text(SMALL, 200, 1), 50, 200)], torch.float32, "cpu")
+    planner = SMALL.planner("cpu", SPLIT)
+    whole = batch.attend(planner)
+    monkeypatch.setattr(paged, "ATTENTION_PARTS", 16)
+    launches = planner.plan(batch.sequences).launches
+    assert max(index.num_rows * index.num_splits for _, index in launches) <= 16
     assert torch.equal(batch.attend(planner), whole)
 
 
@@ -142,8 +171,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def load(directory: Path) -> Callable[[str], TransformersBackend]:
-    def load_through_kernel(dtype: str) -> TransformersBackend:
+def load(directory: Path) -> Callable[[str], PagedBackend]:
+    def load_through_kernel(dtype: str) -> PagedBackend:
         backend = load_target(directory, dtype=dtype, kv_tokens=512, exact_rows="off")
         use_paged_kernel(backend, probe(backend))
         assert backend.has_paged_kernel
@@ -153,13 +182,13 @@ def load(directory: Path) -> Callable[[str], TransformersBackend]:
 
 
 @pytest.mark.slow  # 9 s
-def test_exact_rows_keep_the_kernel_and_trees(load: Callable[[str], TransformersBackend]) -> None:
+def test_exact_rows_keep_the_kernel_and_trees(load: Callable[[str], PagedBackend]) -> None:
     backend = load("bfloat16")
     use_exact_rows(backend, "on")
     assert isinstance(backend.planner, PagedPlanner) and backend.is_reproducible and backend.has_trees
 
 
-def test_a_planted_fault_is_found_at_load(load: Callable[[str], TransformersBackend]) -> None:
+def test_a_planted_fault_is_found_at_load(load: Callable[[str], PagedBackend]) -> None:
     backend = load("float32")
     facts = backend.facts
     sizes = Sizes(facts.num_heads, facts.num_kv_heads, facts.head_dim)

@@ -24,9 +24,9 @@ from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.decoder_config import make_decoder_config, with_defaults
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.products.row_plan import ON_GPU, RowPlan
 from outrider.cloud_verifier.backends.products.ways import OwnKernel
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.kernels import layers
 
@@ -36,7 +36,7 @@ SIZES: dict[str, Any] = {"hidden": 32, "num_attention_heads": 2, "num_key_value_
 WINDOW: dict[str, Any] = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
 
 
-def through_kernels(directory: Path, capture: RunAgain, kv_dtype: str = "auto") -> TransformersBackend:
+def through_kernels(directory: Path, capture: RunAgain, kv_dtype: str = "auto") -> PagedBackend:
     """A target as on CUDA, in float32."""
     backend = load_target(directory, decoder="cuda", kv_dtype=kv_dtype, kv_tokens=512, exact_rows="off")
     fields = with_defaults(json.loads((directory / "config.json").read_text()))
@@ -49,7 +49,7 @@ def through_kernels(directory: Path, capture: RunAgain, kv_dtype: str = "auto") 
     return backend
 
 
-def steps_of(backend: TransformersBackend) -> list[Logits]:
+def steps_of(backend: PagedBackend) -> list[Logits]:
     """A prefill, then steps of two sequences, which grow, are cut back, and once carry a tree."""
     sequences, found = [backend.new_sequence() for _ in range(2)], list[Logits]()
 

@@ -136,10 +136,6 @@ class FakeBackend:
             self.slots[block_id] = token_id
         self.truncate(sequence, start + len(nodes))
 
-    def fork(self, sequence: FakeSequence) -> FakeSequence:
-        self.sequences.append(FakeSequence(self.blocks.fork(sequence.table), self.slots))
-        return self.sequences[-1]
-
     def close(self, sequence: FakeSequence, *, is_wrong: bool = False) -> None:
         sequence.is_closed = True
         if is_wrong:

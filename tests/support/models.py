@@ -89,6 +89,19 @@ def make_tiny_target(
     return directory
 
 
+def draw_mask_factors(directory: Path) -> None:
+    """Draws the factors of a Doge's masks, which are zero before it is trained."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    path = directory / "model.safetensors"
+    tensors, generator = load_file(path), torch.Generator().manual_seed(0)
+    factors = {name: each for name, each in tensors.items() if name.endswith("self_attn.A")}
+    assert factors, "no Doge"
+    tensors |= {name: torch.randn(each.shape, generator=generator) for name, each in factors.items()}
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
 def add_token(tokenizer_json: Path, token_id: int, *, is_special: bool = True) -> None:
     """Adds a token to a tokenizer, as Gemma 3's have one for images that the model of text alone has no row for."""
     content = json.loads(tokenizer_json.read_text(encoding="utf-8"))

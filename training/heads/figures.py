@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from outrider.cloud_verifier.backends.model_ends import embed, score
 from outrider.common.noise.draws import gumbel_row
 from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS
 from outrider.training.calibrate_tree import best_shape, path_accuracies
@@ -32,15 +33,14 @@ class HeadsJudge:
 
     def __init__(self, target_dir: Path) -> None:
         self.target = load_target(target_dir, torch.float32)
-        num_ids = num_common_ids(target_dir, self.target)
-        self._output_embedding = self.target.get_output_embeddings().weight[:num_ids]
+        self._num_ids = num_common_ids(target_dir, self.target)
 
     @torch.no_grad()
     def choices(self, heads: Heads, text: WrittenText) -> Choices:
         """Returns the choices by score, and above temperature 0 the noise of the text's seed, that the text took."""
         ids = torch.tensor([[*text.prompt, *text.new]])
         hidden = self.target.model(input_ids=ids, use_cache=False).last_hidden_state[0]
-        embedded = self.target.get_input_embeddings()(ids)[0]
+        embedded = embed(self.target, ids[0])
         first, num_heads = len(text.prompt), heads.shape.num_heads
         found: Choices = [[] for _ in text.new[1:]]
         noise = [self._noise(text, first + offset) for offset in range(len(text.new))]
@@ -50,7 +50,7 @@ class HeadsJudge:
                 break
             starts = torch.arange(first - 1, first - 1 + num_starts)
             following = [embedded[starts + step] for step in range(1, index + 2)]
-            rows = heads.row(index, hidden[starts], following) @ self._output_embedding.T
+            rows = score(self.target, heads.row(index, hidden[starts], following))[:, : self._num_ids]
             for start, row in enumerate(rows / (text.sampling.temperature or 1.0)):
                 offset = start + 1 + index
                 found[start].append(_rank(row + noise[offset], text.new[offset]))
@@ -58,8 +58,8 @@ class HeadsJudge:
 
     def _noise(self, text: WrittenText, position: int) -> Tensor:
         if not text.sampling.temperature:
-            return torch.zeros(len(self._output_embedding))
-        return torch.from_numpy(gumbel_row(text.sampling.seed, position, len(self._output_embedding)))
+            return torch.zeros(self._num_ids)
+        return torch.from_numpy(gumbel_row(text.sampling.seed, position, self._num_ids))
 
 
 def _rank(scores: Tensor, token_id: int) -> int:

@@ -23,8 +23,8 @@ import numpy as np
 
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.passes.partial import SkipsLayers
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.heads.early_exit import DEFAULT_CHAIN, EarlyExit
 from outrider.common.errors import ModelError, UsageError
 from outrider.common.types import Draft, SamplingParams
@@ -216,7 +216,7 @@ def find_layers(args: argparse.Namespace) -> tuple[list[Trial], Trial]:
 
 
 def _texts(
-    backend: TransformersBackend, args: argparse.Namespace, prompts: Sequence[tuple[int, ...]]
+    backend: PagedBackend, args: argparse.Namespace, prompts: Sequence[tuple[int, ...]]
 ) -> list[WrittenText]:
     return [
         text

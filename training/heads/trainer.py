@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outrider.cloud_verifier.backends.model_ends import embed
 from outrider.training.heads.directory import read_heads, write_heads
 from outrider.training.heads.frozen import FrozenTargetConfig, FrozenTargetTrainer
 from outrider.training.heads.model import Heads, HeadsShape
@@ -76,7 +77,7 @@ class HeadsTrainer(FrozenTargetTrainer):
         hidden = self.compute.last_hidden(self.target, inputs)
         if not self.heads.sees_tokens:
             return hidden, hidden.new_empty(0)
-        embedded: Tensor = self.target.get_input_embeddings()(inputs.flatten())
+        embedded = embed(self.target, inputs.flatten())
         return hidden, embedded.to(hidden.dtype)
 
     def _places(self, num_rows: int, length: int) -> Tensor:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from outrider.cloud_verifier.backends.attention.packing import PackedSequence
 from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, AttentionRule, FixedAttention
+from outrider.common.models.memory import ATTENTION_PARTS
 from outrider.kernels.kv_pool import KVPool
 from outrider.kernels.paged_attention import (
     KEYS,
@@ -30,8 +31,6 @@ from outrider.kernels.paged_attention import (
     tile_queries,
 )
 
-# Rows times splits of one launch: 235 MB between its two launches for 28 heads of 128.
-MAX_PARTS = 1 << 14
 _UNUSED_FIELDS = (0,) * (TILE_FIELDS - 5)
 
 
@@ -74,14 +73,16 @@ class KernelAttention(FixedAttention):
 
     launches: list[tuple[slice, Index]]
     split_tokens: int
-    parts: list[Parts] = field(default_factory=list)  # of each launch, from the first layer on
+    parts: list[Parts] = field(
+        default_factory=list
+    )  # of each launch, in the same memory, from the first layer on
 
     def __call__(
         self, query: torch.Tensor, key_pool: KVPool, value_pool: KVPool, rule: AttentionRule
     ) -> torch.Tensor:
         num_heads, num_rows, head_dim = query.shape
         if not self.parts:
-            self.parts = [make_parts(query, index) for _, index in self.launches]
+            self.parts = make_parts(query, [index for _, index in self.launches])
         out = query.new_empty((num_rows, num_heads, head_dim))
         scaling = head_dim**-0.5 if rule.scaling is None else rule.scaling
         for (rows, index), parts in zip(self.launches, self.parts, strict=True):
@@ -131,11 +132,12 @@ class PagedPlanner(AttentionPlanner):
         for sequence in sequences:
             positions = sequence.positions
             own_splits = _bucket(num_splits(sequence.length, self._split_tokens))
-            for first in range(0, sequence.num_queries, self._tile_queries):
-                stop = min(first + self._tile_queries, sequence.num_queries)
+            most_queries = max(1, min(self._tile_queries, ATTENTION_PARTS // own_splits))
+            for first in range(0, sequence.num_queries, most_queries):
+                stop = min(first + most_queries, sequence.num_queries)
                 tile = Tile(sequence, first, stop, positions[first:stop])
                 wanted = max(most_splits, own_splits)
-                if tiles and (tile.stop_row - tiles[0].first_row) * wanted > MAX_PARTS:
+                if tiles and (tile.stop_row - tiles[0].first_row) * wanted > ATTENTION_PARTS:
                     yield tiles
                     tiles, wanted = [], own_splits
                 tiles.append(tile)

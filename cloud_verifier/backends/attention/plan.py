@@ -110,7 +110,7 @@ class ForwardPlan:
     is_fixed: bool = False  # its tensors, and those beside it, are where those of other such plans are
     # Of the layers that attended, in order.
     rules_seen: dict[int, AttentionRule] = field(default_factory=dict)
-    feature_layers: tuple[int, ...] = ()  # whose states are kept (`TransformersBackend.feature_layers`)
+    feature_layers: tuple[int, ...] = ()  # whose states are kept (`PagedBackend.feature_layers`)
     features: dict[int, torch.Tensor] = field(default_factory=dict)  # kept, each [rows, hidden_size]
     entry: Entry | None = None  # of rows that enter above the first layers
 
@@ -152,12 +152,12 @@ def paged_attention(
 
     query [1, heads, num_rows, head_dim], key and value [1, kv_heads, num_rows, head_dim]; returns [1,
     num_rows, heads, head_dim]. `scaling`, `sliding_window` and `softcap` are the model's own. Raises
-    NotImplementedError for other attention kinds.
+    NotImplementedError for other attention kinds, a mask and attention that is not causal among them.
     """
     plan = outrider_plan
     assert plan is not None, "the model does not hand keyword arguments to its attention"
-    if name := unsupported_argument(kwargs):
-        raise NotImplementedError(f"attention argument {name!r}")
+    if name := unsupported_argument(module, attention_mask, kwargs):
+        raise NotImplementedError(f"attention argument {name}")
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     rule = AttentionRule(scaling, sliding_window, softcap)
     write(plan, layer, key[0], value[0])

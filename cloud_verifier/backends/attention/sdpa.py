@@ -231,7 +231,11 @@ class SdpaPlanner(AttentionPlanner):
             answered = self._tensor([i for i, each in enumerate(is_real) if each])
             real = [row for row, each in zip(rows, is_real, strict=True) if each]
         return PaddedGroup(
-            self._row_index(rows), answered, self._row_index(real), tables.flatten(), mask[:, None]
+            row_index(rows, self._device),
+            answered,
+            row_index(real, self._device),
+            tables.flatten(),
+            mask[:, None],
         )
 
     def _hidden(self, sequence: PackedSequence, num_columns: int, window: int | None) -> torch.Tensor:
@@ -248,18 +252,19 @@ class SdpaPlanner(AttentionPlanner):
         hidden[-len(others) :, sequence.root : sequence.length] |= others
         return hidden
 
-    def _row_index(self, rows: list[int]) -> slice | torch.Tensor:
-        """Returns a slice where the rows follow one another, which costs nothing to take."""
-        if rows == list(range(rows[0], rows[0] + len(rows))):
-            return slice(rows[0], rows[0] + len(rows))
-        return self._tensor(rows)
-
     def _additive(self, hidden: torch.Tensor) -> torch.Tensor:
         zeros = torch.zeros(hidden.shape, dtype=self._dtype, device=self._device)
         return zeros.masked_fill_(hidden, float("-inf"))
 
     def _tensor(self, values: Sequence[int] | Sequence[Sequence[int]]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def row_index(rows: list[int], device: torch.device) -> slice | torch.Tensor:
+    """Returns a slice where the rows follow one another, which costs nothing to take; else their numbers."""
+    if rows == list(range(rows[0], rows[0] + len(rows))):
+        return slice(rows[0], rows[0] + len(rows))
+    return torch.tensor(rows, dtype=torch.int64, device=device)
 
 
 def unseen(keys: torch.Tensor, rows: torch.Tensor, window: int | None) -> torch.Tensor:

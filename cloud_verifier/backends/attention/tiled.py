@@ -20,7 +20,7 @@ from outrider.cloud_verifier.backends.attention.plan import (
     PagedAttention,
     softmax_attention,
 )
-from outrider.cloud_verifier.backends.attention.sdpa import BlockGatherer, unseen
+from outrider.cloud_verifier.backends.attention.sdpa import BlockGatherer, row_index, unseen
 from outrider.kernels.kv_pool import KVPool
 
 # Query heads that share a key head are rows of one product; at least this many fill its kernel.
@@ -222,8 +222,8 @@ class TiledPlanner(AttentionPlanner):
         kv = self._kv(end, gathered)
         return TileCall(
             rows=self._tensor(rows),
-            answered=self._index(answered),
-            target=self._index([rows[place] for place in answered]),
+            answered=row_index(answered, self._device),
+            target=row_index([rows[place] for place in answered], self._device),
             kv=kv,
             moved=self._moved(end, gathered),
             positions=self._tensor(positions),
@@ -263,11 +263,6 @@ class TiledPlanner(AttentionPlanner):
         num_blocks = -(-end // self._block_size)
         own = list(sequence.block_ids[:num_blocks])
         return own + own[-1:] * (num_blocks - len(own))
-
-    def _index(self, rows: list[int]) -> slice | torch.Tensor:
-        """Returns a slice where the rows follow one another, which costs nothing to take."""
-        is_run = rows[-1] - rows[0] == len(rows) - 1
-        return slice(rows[0], rows[-1] + 1) if is_run else self._tensor(rows)
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self._device)

@@ -1,7 +1,8 @@
-"""The decoder for CUDA: the models of `decoder_config` in eleven launches a layer, as `lean` is for a CPU.
+"""The decoder for CUDA: the models of `decoder_config` in ten launches a layer, as `lean` is for a CPU.
 
-Query, key and value are one product, gate and up another. All else is a kernel (`outrider.kernels.layers`): sums and
-norms; rotation of queries and keys, which writes keys and values into the pool; activation. On a CPU the same is
+Four are products, as query, key and value are one, gate and up another; two are attention's. The rest are kernels
+(`outrider.kernels.layers`): two of sums and norms, and two more in Gemma 2; rotation of queries and keys, which writes
+keys and values into the pool; activation. A product that the library splits takes one launch more. On a CPU the same is
 computed by `outrider.kernels.plain_layers`, slowly.
 """
 

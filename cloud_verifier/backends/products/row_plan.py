@@ -3,15 +3,14 @@
 A library chooses its kernel by the shape of a product, and kernels differ in the order in which they sum. So a
 token verified among five rows may get other last bits than one decoded alone. `find_row_plan` measures which
 counts give a row the same bits in every matrix of a model; forwards are then padded and split to those counts.
-Devices differ in which counts are worth a try and in what they cost (`RowChoices`). Measured times decide only
-between counts of equal bits: a target has the same bits after each start on one machine. The idea is that of Thinking
-Machines' "Defeating Nondeterminism in LLM Inference" (2025), with measured counts first and a kernel of our own
-(`ways`) only where no count does.
+Devices differ in which counts are worth a try and in what they cost (`RowChoices`); of large matrices fewer are tried,
+by their sizes alone. Measured times decide only between counts of equal bits: a target has the same bits after each
+start on one machine, however busy that is. The idea is that of Thinking Machines' "Defeating Nondeterminism in LLM
+Inference" (2025), with measured counts first and a kernel of our own (`ways`) only where no count does.
 """
 
 from __future__ import annotations
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ Product = Callable[[torch.Tensor], torch.Tensor]  # [rows, in] → [rows, out]
 DISTINCT_OUTPUTS = 256  # rows of a tested weight, which are repeated
 MIN_GAIN = 0.95  # a count is left out where a larger one takes less than this share of its time
 NUM_TIMED = 5  # products of each count
+NUM_TURNS = 2  # products of a count and a matrix: a row in every place, beside other rows
 MAX_EXPONENT = 12  # of the tested summands: so far apart that every order of summation rounds differently
 
 
@@ -75,7 +75,7 @@ class RowChoices:
     ]  # rows of decoding, verifying, several sessions, prefill: a plan's cost is taken at these
     pass_rows: int  # a further pass over the weights costs about as much as so many rows
     free_rows: int  # rows that take no longer than the weights take to be read
-    max_probe_s: float  # of products; what is not tried by then is not used
+    max_multiplications: float  # of the products that are tried, a pass over the weights counted as its rows
     has_other_kernels: bool  # norms and activations are kernels chosen by the number of rows, too
 
     def cost(self, plan: RowPlan) -> int:
@@ -85,6 +85,20 @@ class RowChoices:
     def _cost(self, plan: RowPlan, num_rows: int) -> int:
         num_full, rest = divmod(num_rows, plan.most)
         return num_full * self._cost_of_pass(plan.most) + (self._cost_of_pass(plan.fit(rest)) if rest else 0)
+
+    def tried(self, kinds: Sequence[MatrixKind]) -> tuple[int, ...]:
+        """Returns the counts that are tried with these matrices: all, or as many as `max_multiplications` allows, at
+        least one. The one that makes a plan cheapest comes first, then the one that makes it cheapest with that, …"""
+        num_numbers = sum(kind.num_inputs * kind.num_outputs for kind in kinds)
+        room = self.max_multiplications / (NUM_TURNS * num_numbers)  # in rows
+        chosen: tuple[int, ...] = ()
+        while larger := [
+            tuple(sorted((*chosen, count)))
+            for count in self.counts
+            if count not in chosen and sum(map(self._cost_of_pass, (*chosen, count))) <= room
+        ]:
+            chosen = min(larger, key=lambda counts: self.cost(RowPlan(counts)))
+        return chosen or self.counts[:1]
 
     def _cost_of_pass(self, count: int) -> int:
         return self.pass_rows + max(self.free_rows, count)
@@ -106,7 +120,7 @@ ON_CPU = RowChoices(
     usual=(1, 5, 40, 512),
     pass_rows=16,
     free_rows=0,
-    max_probe_s=4.0,
+    max_multiplications=2e11,  # 4 s of two cores with AVX-512
     has_other_kernels=False,
 )
 # Of bfloat16 products a GPU does 200 to 300 operations in the time in which it reads a byte, two a row: up to about
@@ -117,7 +131,7 @@ ON_GPU = RowChoices(
     usual=(1, 5, 16, 40, 80, 128, 512),
     pass_rows=0,
     free_rows=200,
-    max_probe_s=60.0,
+    max_multiplications=1e15,  # seconds of an H100: all counts for any model
     has_other_kernels=True,
 )
 
@@ -135,18 +149,14 @@ class MatrixKind:
 def find_row_plan(
     kinds: Sequence[MatrixKind], dtype: torch.dtype, device: torch.device, choices: RowChoices = ON_CPU
 ) -> RowPlan | None:
-    """Returns the cheapest plan with which every kind of matrix gives a row the same bits in every place and beside
-    any others, None where no count does."""
-    bits: dict[int, list[bytes | None]] = {count: [] for count in choices.counts}
+    """Returns the cheapest plan, of the counts that are tried, with which every kind of matrix gives a row the same
+    bits in every place and beside any others; None where no count does."""
+    bits: dict[int, list[bytes | None]] = {count: [] for count in choices.tried(kinds)}
     for kind in kinds:
         product = kind.make(cancelling_weight(kind, dtype, device))
         others = _other_rows(kind.num_inputs, max(bits), dtype, device)
-        deadline = time.monotonic() + choices.max_probe_s / len(kinds)
-        for count in sorted(bits):
-            bits[count].append(_row_bits(product, others[:, :count]))
-            if time.monotonic() > deadline:
-                bits = {each: bits[each] for each in bits if each <= count}
-                break
+        for count, found in bits.items():
+            found.append(_row_bits(product, others[:, :count]))
     return choices.cheapest({count: None if None in found else tuple(found) for count, found in bits.items()})
 
 
@@ -183,7 +193,7 @@ def cancelling_weight(kind: MatrixKind, dtype: torch.dtype, device: torch.device
 def _other_rows(num_inputs: int, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """Returns rows beside which a row is multiplied, in two turns [2, count, in]: the second's are the largest."""
     generator = torch.Generator().manual_seed(num_inputs)
-    others = torch.randn((2, count, num_inputs), generator=generator)
+    others = torch.randn((NUM_TURNS, count, num_inputs), generator=generator)
     others[1] *= 2.0**MAX_EXPONENT
     return others.to(device=device, dtype=dtype)
 

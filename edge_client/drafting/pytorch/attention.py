@@ -87,10 +87,8 @@ def _attend(
     """
     if outrider_run is None:
         raise ModelError("this architecture does not hand keyword arguments to its attention")
-    if name := unsupported_argument(kwargs):
-        raise ModelError(
-            f"this architecture's attention has {name!r}, which the torch draft does not compute"
-        )
+    if name := unsupported_argument(module, attention_mask, kwargs):
+        raise ModelError(f"this architecture's attention has {name}, which the torch draft does not compute")
     run = outrider_run
     keys, values = run.kv.append(int(module.layer_idx), key[0], value[0], run.start)  # type: ignore[arg-type]
     _, num_heads, num_tokens, head_dim = query.shape

@@ -170,10 +170,6 @@ class SimulatedTarget:
         """Keeps the first `start` tokens and as many after them as there are nodes."""
         self.truncate(sequence, start + len(nodes))
 
-    def fork(self, sequence: KVSequence) -> _SimulatedKV:
-        """Raises `NotImplementedError`."""
-        raise NotImplementedError("a simulated target has no forks")
-
     def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
         """Frees the sequence's blocks."""
         assert isinstance(sequence, _SimulatedKV)

@@ -79,13 +79,10 @@ class Scorer:
         return float((np.log(np.exp(rows).sum(axis=1)) - chosen).sum())
 
     def _logits(self, token_ids: list[int], num_rows: int) -> np.ndarray:
-        from outrider.cloud_verifier.backends.base import ForwardItem
+        from outrider.cloud_verifier.backends.base import ForwardItem, open_sequence
 
-        sequence = self._backend.new_sequence()
-        try:
+        with open_sequence(self._backend) as sequence:
             return np.asarray(self._backend.forward([ForwardItem(sequence, token_ids, num_rows)]))
-        finally:
-            self._backend.close(sequence)
 
 
 class Judge:

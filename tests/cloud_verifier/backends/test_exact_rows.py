@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import logging
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,10 +24,14 @@ from torch.nn.functional import linear as library_linear
 from benchmarks.engine_texts import write_texts
 from benchmarks.reliability.exact_rows import make_prompts
 from benchmarks.reliability.planted import plant
+from outrider.cloud_verifier.backends import exact_rows
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, PagedAttention
 from outrider.cloud_verifier.backends.attention.tiled import TiledPlanner, span_end
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
+from outrider.cloud_verifier.backends.exact_rows import check_forwards, use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.passes.feeds import Feed, split_feeds
 from outrider.cloud_verifier.backends.products import row_plan
 from outrider.cloud_verifier.backends.products.row_plan import (
@@ -43,7 +50,6 @@ from outrider.cloud_verifier.backends.products.ways import (
     UnsplitLibrary,
     product_ways,
 )
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.kv.blocks import BlockTable
 from outrider.cloud_verifier.server.cli import describe_target
@@ -51,6 +57,7 @@ from outrider.cloud_verifier.server.model_info import make_model_info
 from outrider.common.errors import ModelError
 from outrider.common.types import SamplingParams
 
+CPU = torch.device("cpu")
 TEXT = [(37 * i + 11) % 300 for i in range(300)]
 NUM_NEW = 14
 CASES = [
@@ -65,12 +72,12 @@ CASES = [
 
 
 @pytest.fixture(params=CASES, scope="module")
-def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
+def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> PagedBackend:
     arch, dtype, decoder = request.param
     return load_target(target_of(arch), dtype=dtype, decoder=decoder, kv_tokens=2048, exact_rows="on")
 
 
-def score(backend: TransformersBackend, fed: list[int], num_rows: int, start: int = 0) -> Logits:
+def score(backend: PagedBackend, fed: list[int], num_rows: int, start: int = 0) -> Logits:
     """The last rows after TEXT[:start] and `fed`."""
     sequence = backend.new_sequence()
     if start:
@@ -80,7 +87,7 @@ def score(backend: TransformersBackend, fed: list[int], num_rows: int, start: in
     return rows
 
 
-def test_rows_are_the_same_in_every_forward(backend: TransformersBackend) -> None:
+def test_rows_are_the_same_in_every_forward(backend: PagedBackend) -> None:
     """Longer than a plan's largest count, over several spans of positions."""
     assert backend.is_reproducible and ", reproducible, " in describe_target(backend)
     assert make_model_info(backend, ServeConfig()).is_reproducible
@@ -99,13 +106,48 @@ def test_rows_are_the_same_in_every_forward(backend: TransformersBackend) -> Non
 
 
 def test_nan_in_blocks_that_nobody_holds_reaches_no_pass_of_a_split_forward(
-    backend: TransformersBackend,
+    backend: PagedBackend,
 ) -> None:
     whole = score(backend, TEXT, len(TEXT))
     assert backend.row_plan is not None and len(TEXT) > backend.row_plan.most
     for pool in backend.memory.tensors:
         pool.fill_(float("nan"))
     assert np.array_equal(score(backend, TEXT, len(TEXT)), whole)
+
+
+class Kept(AttentionPlanner):
+    """Notes how many attentions of passes that have begun are kept, as memory for the kernel's is."""
+
+    def __init__(self, planner: AttentionPlanner) -> None:
+        self.planner = planner
+        self.begun: weakref.WeakSet[KeptAttention] = weakref.WeakSet()
+        self.num_kept: list[int] = []
+
+    def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
+        return KeptAttention(self, self.planner.plan(sequences))
+
+
+class KeptAttention:
+    def __init__(self, kept: Kept, attention: PagedAttention) -> None:
+        self._kept, self._attention = kept, attention
+
+    def __call__(self, *tensors: Any) -> torch.Tensor:
+        self._kept.begun.add(self)
+        self._kept.num_kept.append(len(self._kept.begun))
+        return self._attention(*tensors)
+
+
+def test_a_pass_gives_the_memory_of_its_attention_back_before_the_next_one(
+    plain: PagedBackend,
+) -> None:
+    plain.row_plan = RowPlan((8, 64))
+    plain.planner = kept = Kept(plain.planner)
+    gc.disable()
+    try:
+        score(plain, TEXT, len(TEXT))
+    finally:
+        gc.enable()
+    assert kept.num_kept == [1] * (plain.facts.num_layers * -(-len(TEXT) // 64))
 
 
 def test_a_plan_pads_and_splits() -> None:
@@ -167,6 +209,58 @@ def test_where_every_count_differs_all_is_padded_to_one() -> None:
     assert ON_CPU.cost(plan) == min(ON_CPU.cost(RowPlan((count,))) for count in ON_CPU.counts)
 
 
+def test_no_clock_says_what_is_tried_at_the_start(
+    plain: PagedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine that is so busy that each product takes minutes."""
+    clock = itertools.count(step=100.0)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    plan = find_row_plan([MatrixKind(64, 8, linear)] * 2, torch.float32, CPU)
+    assert plan == RowPlan(ON_CPU.counts)
+    use_exact_rows(plain, "on")
+    forward, fed = type(plain).forward, list[int]()
+
+    def counted(backend: PagedBackend, items: Sequence[ForwardItem]) -> Logits:
+        fed.append(len(items[0].token_ids) if len(items) == 1 else 0)
+        return forward(backend, items)
+
+    monkeypatch.setattr(type(plain), "forward", counted)
+    check_forwards(plain)
+    assert fed.count(1) == 10
+    monkeypatch.setattr(plain, "num_weight_bytes", 14 << 30)
+    fed.clear()
+    check_forwards(plain)
+    assert fed.count(1) == 4, "of a large target fewer"
+
+
+def test_of_large_matrices_the_most_useful_counts_are_tried() -> None:
+    def kinds(hidden: int, inner: int, vocab: int) -> list[MatrixKind]:
+        shapes = ((hidden, hidden), (hidden, 2 * inner), (inner, hidden), (hidden, vocab))
+        return [MatrixKind(*shape, linear) for shape in shapes]
+
+    sizes = {"embedded": (384, 1024, 8192), "0.5B": (896, 4864, 151_936), "7B": (3584, 18_944, 152_064)}
+    tried = {name: ON_CPU.tried(kinds(*size)) for name, size in sizes.items()}
+    assert tried["embedded"] == ON_CPU.counts
+    assert tried["0.5B"] == (4, 5, 6, 8, 10, 12, 16, 20, 24, 40, 64, 256)
+    assert tried["7B"] == (4, 5, 64)
+    for name, size in sizes.items():
+        num_rows = sum(ON_CPU.pass_rows + count for count in tried[name])
+        num_numbers = sum(kind.num_inputs * kind.num_outputs for kind in kinds(*size))
+        assert 2 * num_rows * num_numbers <= ON_CPU.max_multiplications
+        assert ON_GPU.tried(kinds(*size)) == ON_GPU.counts
+    assert ON_CPU.tried(kinds(32_768, 131_072, 1_000_000)) == (4,), "at least one"
+
+
+def test_a_large_targets_rows_are_not_called_equal_by_a_few_counts(
+    target_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = load_target(target_of("llama"), kv_tokens=2048, exact_rows="off")
+    monkeypatch.setattr(exact_rows, "ON_CPU", replace(ON_CPU, max_multiplications=1e7))
+    for name in ("check_attention", "check_forwards", "check_trees"):
+        monkeypatch.setattr(exact_rows, name, lambda _: None)
+    assert not exact_rows.has_equal_rows(backend)
+
+
 def test_on_a_gpu_one_count_costs_little_and_is_taken_where_no_two_agree() -> None:
     """Up to 200 rows a step costs what one row does: 128 rows cover decoding and verifying, and prefill in four."""
     assert ON_GPU.cheapest({count: count for count in ON_GPU.counts}) == RowPlan((128,))
@@ -216,15 +310,13 @@ def way_of(name: str, multiply: Linear) -> ProductWay:
 
 
 @pytest.fixture
-def plain(target_of: Callable[[str], Path]) -> TransformersBackend:
+def plain(target_of: Callable[[str], Path]) -> PagedBackend:
     """Without exact rows: what the ways are tried on, with a GPU's counts."""
     return load_target(target_of("qwen2"), dtype="bfloat16", kv_tokens=2048, exact_rows="off")
 
 
 @pytest.mark.parametrize("multiply", [by_place, by_neighbours])
-def test_the_next_way_to_multiply_is_taken_where_one_fails(
-    plain: TransformersBackend, multiply: Linear
-) -> None:
+def test_the_next_way_to_multiply_is_taken_where_one_fails(plain: PagedBackend, multiply: Linear) -> None:
     ways = [way_of("planted", multiply), way_of("right", library_linear), way_of("not tried", by_place)]
     use_exact_rows(plain, "on", ways=ways, choices=ON_GPU)
     assert plain.is_reproducible and plain.product_way == "right"
@@ -234,7 +326,7 @@ def test_the_next_way_to_multiply_is_taken_where_one_fails(
     assert texts_unlike(plain) == 0
 
 
-def test_a_way_in_which_more_counts_agree_is_taken_before_one_with_few(plain: TransformersBackend) -> None:
+def test_a_way_in_which_more_counts_agree_is_taken_before_one_with_few(plain: PagedBackend) -> None:
     """As on an H100, where the library's rows agree at up to 128 rows, and at all counts once its products are not
     split: steps of more rows take fewer passes."""
 
@@ -251,7 +343,7 @@ def test_a_way_in_which_more_counts_agree_is_taken_before_one_with_few(plain: Tr
 
 
 def test_a_slower_way_is_taken_where_the_others_take_more_passes_than_it_is_slower(
-    plain: TransformersBackend,
+    plain: PagedBackend,
 ) -> None:
     def at_16(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return (library_linear if x.shape[-2] == 16 else by_place)(x, weight, bias)
@@ -284,13 +376,13 @@ def test_a_count_is_timed_by_one_product_of_every_kind(monkeypatch: pytest.Monke
 
 
 def test_a_way_that_differs_by_count_is_used_at_the_cheapest_counts_that_agree(
-    plain: TransformersBackend,
+    plain: PagedBackend,
 ) -> None:
     use_exact_rows(plain, "on", ways=[way_of("planted", by_count)], choices=ON_GPU)
     assert plain.row_plan == RowPlan((16, 64, 256, 384, 512)) and texts_unlike(plain) == 0
 
 
-def test_a_norm_that_differs_by_count_is_found_by_whole_forwards(plain: TransformersBackend) -> None:
+def test_a_norm_that_differs_by_count_is_found_by_whole_forwards(plain: PagedBackend) -> None:
     decoder: Any = plain.decoder
     norm = decoder._norm
     decoder._norm = lambda x: norm(x) * (1 + 2**-7 * (x.shape[0] == 128))
@@ -299,7 +391,7 @@ def test_a_norm_that_differs_by_count_is_found_by_whole_forwards(plain: Transfor
 
 
 @pytest.mark.parametrize("count", [4, 8, 16])
-def test_trees_are_checked_where_a_pass_has_few_rows(plain: TransformersBackend, count: int) -> None:
+def test_trees_are_checked_where_a_pass_has_few_rows(plain: PagedBackend, count: int) -> None:
     """A tree stays in one pass: that of the check has no more nodes, either."""
     choices = replace(ON_GPU, counts=(count,))
     use_exact_rows(plain, "on", ways=[way_of("library", library_linear)], choices=choices)
@@ -325,7 +417,7 @@ def test_a_context_too_short_for_the_check_of_trees_is_served_without(tmp_path: 
 
 
 def test_where_every_way_fails_on_refuses_with_each_reason_and_auto_serves_without(
-    plain: TransformersBackend, caplog: pytest.LogCaptureFixture
+    plain: PagedBackend, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refused(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         raise RuntimeError("no such product")
@@ -368,7 +460,7 @@ def test_splits_are_switched_off_by_torch_and_on_again(monkeypatch: pytest.Monke
 
 
 def test_our_own_product_needs_triton_and_is_taken_back_where_it_fails(
-    plain: TransformersBackend, monkeypatch: pytest.MonkeyPatch
+    plain: PagedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "outrider.kernels.product", None)
     with pytest.raises(ModelError, match="Triton is not installed"):
@@ -383,7 +475,7 @@ def test_our_own_product_needs_triton_and_is_taken_back_where_it_fails(
     assert kinds == [[ProductWay], [ProductWay, UnsplitLibrary, OwnKernel]]
 
 
-def texts_unlike(backend: TransformersBackend) -> int:
+def texts_unlike(backend: PagedBackend) -> int:
     """Of four texts alone and the same four at once."""
     prompts, samplings = make_prompts(4)
     prompts = [[token % 500 for token in prompt] for prompt in prompts]
@@ -398,7 +490,7 @@ def texts_unlike(backend: TransformersBackend) -> int:
     return sum(a != b for a, b in zip(texts, expected * 2, strict=True))
 
 
-def test_speculative_text_is_cloud_onlys(backend: TransformersBackend) -> None:
+def test_speculative_text_is_cloud_onlys(backend: PagedBackend) -> None:
     assert texts_unlike(backend) == 0
 
 

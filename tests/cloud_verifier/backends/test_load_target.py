@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.models import add_token, edit_config, make_tiny_target
+from support.models import add_token, draw_mask_factors, edit_config, make_tiny_target
 
 from outrider.cloud_verifier.backends import loading
 from outrider.cloud_verifier.backends.architectures import check_supported
@@ -161,6 +161,40 @@ def test_attention_sinks_are_refused_by_the_first_forward(tmp_path: Path) -> Non
     )
     with pytest.raises(ModelError, match="cannot run over paged KV: attention argument 's_aux'"):
         load_target(directory)
+
+
+ENCODER = {"num_key_value_heads": 4, "is_decoder": False}
+
+
+@pytest.mark.parametrize(
+    ("arch", "fields", "reason"),
+    [
+        ("bert", ENCODER, "attention argument 'is_causal'.*attend to later ones"),
+        ("roberta", ENCODER, "attention argument 'is_causal'.*attend to later ones"),
+        # Whose positions begin after that of padding, where nobody gives them.
+        ("roberta", ENCODER | {"is_decoder": True}, "counts positions, in another way, as a logit is off by"),
+    ],
+)
+def test_attention_that_is_not_over_all_tokens_before_is_refused(
+    tmp_path: Path, arch: str, fields: dict[str, Any], reason: str
+) -> None:
+    directory = make_tiny_target(tmp_path / "model", arch, **fields)
+    with pytest.raises(ModelError, match=f"cannot run over paged KV: .*{reason}"):
+        load_target(directory)
+
+
+def test_a_model_with_masks_of_its_own_is_refused(tmp_path: Path) -> None:
+    """Before it is trained too, when they change nothing."""
+    directory = make_tiny_target(tmp_path / "model", "doge")
+    for draw in (lambda _: None, draw_mask_factors):
+        draw(directory)
+        with pytest.raises(ModelError, match=r"attention argument 'attention_mask'.*a mask of its own"):
+            load_target(directory)
+
+
+def test_bert_as_a_decoder_loads(tmp_path: Path) -> None:
+    directory = make_tiny_target(tmp_path / "model", "bert", **ENCODER | {"is_decoder": True})
+    assert load_target(directory, exact_rows="off").vocab_size == 512
 
 
 def test_remote_code_is_refused(llama: Path) -> None:

@@ -18,12 +18,12 @@ from outrider.cloud_verifier.backends import memory
 from outrider.cloud_verifier.backends.facts import TargetFacts
 from outrider.cloud_verifier.backends.loading import load_target, make_backend
 from outrider.cloud_verifier.backends.memory import check_weights_fit, kv_pool_bytes, step_bytes
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.through_transformers import (
     TransformersDecoder,
     load_directly,
     load_through_transformers,
 )
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.cloud_verifier.config import ServeConfig, check_device_name, parse_kv_memory
 from outrider.cloud_verifier.server.cli import describe_target
@@ -35,7 +35,7 @@ GIB = 2**30
 
 
 @pytest.fixture(scope="module")
-def backend(target_of: Callable[[str], Path]) -> TransformersBackend:
+def backend(target_of: Callable[[str], Path]) -> PagedBackend:
     return load_target(target_of("llama"), exact_rows="off", kv_tokens=512)
 
 
@@ -49,20 +49,20 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float], None]:
     return set_memory
 
 
-def seven_b(backend: TransformersBackend) -> TargetFacts:
+def seven_b(backend: PagedBackend) -> TargetFacts:
     """Facts of Qwen2.5-7B's shape on a GPU."""
     sizes = {"num_layers": 28, "num_heads": 28, "num_kv_heads": 4, "head_dim": 128, "vocab_size": 152_064}
     return replace(backend.facts, device="cuda:1", dtype="bfloat16", model_id="7B", **sizes)
 
 
-def test_on_a_cpu_the_pool_is_512_mib_unless_a_size_is_given(backend: TransformersBackend) -> None:
+def test_on_a_cpu_the_pool_is_512_mib_unless_a_size_is_given(backend: PagedBackend) -> None:
     facts, decoder = backend.facts, backend.decoder
     assert kv_pool_bytes(facts, decoder, None, 512) == 512 << 20
     assert kv_pool_bytes(facts, decoder, 5 << 30, 512) == 5 << 30
 
 
 def test_the_start_line_says_what_the_pool_holds_and_the_memory(
-    backend: TransformersBackend, target_of: Callable[[str], Path]
+    backend: PagedBackend, target_of: Callable[[str], Path]
 ) -> None:
     per_token = 3 * 2 * 2 * 32 * 4  # layers, keys and values, heads, their size, bytes
     assert backend.num_kv_bytes == 512 * per_token
@@ -73,7 +73,7 @@ def test_the_start_line_says_what_the_pool_holds_and_the_memory(
 
 
 def test_on_cuda_the_start_line_says_what_torch_allocated_and_reserved(
-    backend: TransformersBackend, monkeypatch: pytest.MonkeyPatch
+    backend: PagedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, size in (("allocated", 5 << 30), ("reserved", 6 << 30)):
         monkeypatch.setattr(torch.cuda, f"max_memory_{name}", lambda _, size=size: size)
@@ -82,7 +82,7 @@ def test_on_cuda_the_start_line_says_what_torch_allocated_and_reserved(
 
 
 def test_on_cuda_the_pool_is_what_is_free_beside_weights_and_a_step(
-    backend: TransformersBackend, on_gpu: Callable[[float, float], None]
+    backend: PagedBackend, on_gpu: Callable[[float, float], None]
 ) -> None:
     on_gpu(125, 140)
     facts = seven_b(backend)
@@ -97,7 +97,7 @@ def test_on_cuda_the_pool_is_what_is_free_beside_weights_and_a_step(
 
 
 def test_a_pool_that_does_not_fit_is_refused_by_the_flags_name(
-    backend: TransformersBackend, on_gpu: Callable[[float, float], None], caplog: pytest.LogCaptureFixture
+    backend: PagedBackend, on_gpu: Callable[[float, float], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     facts, decoder = seven_b(backend), backend.decoder
     on_gpu(8, 24)
@@ -132,7 +132,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_read(
 
 
 def test_a_pool_that_cannot_be_allocated_names_the_flag(
-    backend: TransformersBackend, target_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    backend: PagedBackend, target_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ModelError, match=r"--kv-memory: there is no memory for a KV pool of"):
         make_backend(backend.decoder, backend.facts, kv_bytes=1 << 60)

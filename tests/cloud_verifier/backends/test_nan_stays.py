@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.twins import twin_of
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.decoder import Decoder
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import PagedSequence, TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.verification.staging import Staging
 from outrider.kernels.kv_pool import KVPool
 
@@ -24,7 +25,7 @@ LENGTHS = (1, 3, 8, 9, 17, 31, 33, 70, 16)
 
 
 @pytest.fixture(params=["lean", "lean in fp8", "cuda", "generic", "gpt2", "staged"], scope="module")
-def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
+def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> PagedBackend:
     directory = target_of("gpt2" if request.param == "gpt2" else "qwen3")
     backend = load_target(
         directory,
@@ -38,16 +39,16 @@ def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) ->
     return backend
 
 
-def poison(backend: TransformersBackend, block_ids: Sequence[int]) -> None:
+def poison(backend: PagedBackend, block_ids: Sequence[int]) -> None:
     for pool in (*backend.memory.key_pools, *backend.memory.value_pools):
         (pool.rows if pool.scales is None else pool.scales)[list(block_ids)] = math.nan
 
 
-def free_blocks(backend: TransformersBackend) -> list[int]:
+def free_blocks(backend: PagedBackend) -> list[int]:
     return [block for block, is_taken in enumerate(backend.blocks._is_taken) if not is_taken]
 
 
-def texts_of(backend: TransformersBackend, *, is_poisoned: bool) -> list[Logits]:
+def texts_of(backend: PagedBackend, *, is_poisoned: bool) -> list[Logits]:
     """Rows of prefills, decoding and rounds with rejected drafts, of several sequences in each forward, one
     of which is NaN from its second forward on where `is_poisoned`."""
     sequences = [backend.new_sequence() for _ in LENGTHS]
@@ -76,7 +77,7 @@ def texts_of(backend: TransformersBackend, *, is_poisoned: bool) -> list[Logits]
     return found
 
 
-def test_no_row_depends_on_what_others_left_or_hold(backend: TransformersBackend) -> None:
+def test_no_row_depends_on_what_others_left_or_hold(backend: PagedBackend) -> None:
     backend.clear_kv()
     clean = texts_of(backend, is_poisoned=False)
     backend.clear_kv()
@@ -87,7 +88,7 @@ def test_no_row_depends_on_what_others_left_or_hold(backend: TransformersBackend
     backend.check_integrity()
 
 
-def test_nan_in_one_sequences_rows_stays_in_them(backend: TransformersBackend) -> None:
+def test_nan_in_one_sequences_rows_stays_in_them(backend: PagedBackend) -> None:
     """The embedding of one id is NaN: all that is computed of a sequence with it, and nothing of the others."""
     backend.clear_kv()
     hostile, other, third = (backend.new_sequence() for _ in range(3))
@@ -131,12 +132,12 @@ class NanAtId:
         return self._decoder(token_ids, positions, rows, plan)  # type: ignore[operator]
 
 
-def test_a_copied_block_brings_no_nan_of_its_last_holder(backend: TransformersBackend) -> None:
+def test_a_copied_block_brings_no_nan_of_its_last_holder(backend: PagedBackend) -> None:
     backend.clear_kv()
     poison(backend, range(backend.blocks.num_blocks))
     origin = backend.new_sequence()
     backend.forward([ForwardItem(origin, TEXT[:10], 1)])
-    twin: PagedSequence = backend.fork(origin)
+    twin = twin_of(backend, origin, TEXT[:10])
     rows = backend.forward([ForwardItem(twin, [3, 4], 2), ForwardItem(origin, [5], 1)])
     assert np.isfinite(rows).all()
     for sequence in (origin, twin):

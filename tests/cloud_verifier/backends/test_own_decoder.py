@@ -6,8 +6,10 @@ import json
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -84,6 +86,31 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     for decoder in ("lean", "cuda"):
         found = logits_of(model, decoder)
         np.testing.assert_allclose(found, expected, atol=1e-4 * abs(expected).max(), err_msg=decoder)
+
+
+@pytest.mark.parametrize(("case", "num_of_a_layer"), [("llama", 10), ("qwen2-untied", 10), ("gemma2", 12)])
+def test_a_layer_on_cuda_is_so_many_launches(case: str, num_of_a_layer: int, tmp_path: Path) -> None:
+    """Products that are not split, our kernels, and two of attention."""
+    backend = load_target(model_of(tmp_path / "model", case), decoder="cuda", kv_tokens=256, exact_rows="off")
+    counts: Counter[str] = Counter()
+
+    def counted(name: str, function: Any) -> Any:
+        def call(*given: Any) -> Any:
+            counts[name] += 1
+            return function(*given)
+
+        return call
+
+    decoder: Any = backend.decoder
+    names = ("add_norm", "rotate", "gate")
+    decoder._kernels = SimpleNamespace(
+        **{each: counted("kernels", getattr(plain_layers, each)) for each in names}
+    )
+    decoder.use_linear(counted("products", torch.nn.functional.linear))
+    backend.forward([ForwardItem(backend.new_sequence(), TEXT[:5], 1)])
+    num_layers = backend.facts.num_layers
+    attention = 2 * len(backend.rules_seen)
+    assert counts.total() + attention == num_of_a_layer * num_layers + 2, "the last norm and the head, too"
 
 
 @pytest.mark.parametrize("is_another", [True, False])

@@ -1,4 +1,4 @@
-"""What the KV pool must survive: chunks, truncation, forks, gaps, exhaustion."""
+"""What the KV pool must survive: chunks, truncation, shared blocks, gaps, exhaustion."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.devices import GPU_DEVICE, ON_GPU
+from support.twins import twin_of
 
 from outrider.cloud_verifier.backends.base import ForwardItem, KVExhausted, KVSequence, Logits
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 
 TEXT = [(37 * i + 11) % 300 for i in range(90)]
 
 
 @pytest.fixture(params=["lean", "cuda", "generic", "gpt2", pytest.param("gpu", marks=ON_GPU)], scope="module")
-def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
+def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> PagedBackend:
     directory = target_of("gpt2" if request.param == "gpt2" else "qwen3")
     decoder = {"generic": "transformers", "gpt2": "auto", "gpu": "cuda"}.get(request.param, request.param)
     device = GPU_DEVICE if request.param == "gpu" else "cpu"
@@ -29,20 +30,18 @@ def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) ->
 
 
 @pytest.fixture(autouse=True)
-def _all_blocks_return(backend: TransformersBackend) -> Iterator[None]:
+def _all_blocks_return(backend: PagedBackend) -> Iterator[None]:
     yield
     backend.check_integrity()
     for table in list(backend.blocks._tables):
         backend.blocks.free(table)
 
 
-def feed(
-    backend: TransformersBackend, sequence: KVSequence, token_ids: list[int], num_rows: int = 1
-) -> Logits:
+def feed(backend: PagedBackend, sequence: KVSequence, token_ids: list[int], num_rows: int = 1) -> Logits:
     return backend.forward([ForwardItem(sequence, token_ids, num_rows)])
 
 
-def fresh(backend: TransformersBackend, token_ids: list[int], num_rows: int = 1) -> Logits:
+def fresh(backend: PagedBackend, token_ids: list[int], num_rows: int = 1) -> Logits:
     return feed(backend, backend.new_sequence(), token_ids, num_rows)
 
 
@@ -51,7 +50,7 @@ def assert_close(ours: Logits, reference: Logits) -> None:
     np.testing.assert_allclose(ours, reference, atol=2e-4)
 
 
-def test_prefill_in_chunks_equals_prefill_at_once(backend: TransformersBackend) -> None:
+def test_prefill_in_chunks_equals_prefill_at_once(backend: PagedBackend) -> None:
     whole = fresh(backend, TEXT, len(TEXT))
     sequence = backend.new_sequence()
     assert feed(backend, sequence, TEXT[:7], 0).shape == (0, backend.vocab_size)
@@ -59,7 +58,7 @@ def test_prefill_in_chunks_equals_prefill_at_once(backend: TransformersBackend) 
     assert_close(np.concatenate(rest), whole[7:])
 
 
-def test_only_the_last_rows_asked_for_come_back_in_item_order(backend: TransformersBackend) -> None:
+def test_only_the_last_rows_asked_for_come_back_in_item_order(backend: PagedBackend) -> None:
     first, second, third = (backend.new_sequence() for _ in range(3))
     rows = backend.forward(
         [ForwardItem(first, TEXT[:9], 2), ForwardItem(second, TEXT[:5], 0), ForwardItem(third, TEXT[3:8], 5)]
@@ -68,7 +67,7 @@ def test_only_the_last_rows_asked_for_come_back_in_item_order(backend: Transform
     assert_close(rows[2:], fresh(backend, TEXT[3:8], 5))
 
 
-def test_truncate_and_refeed_equals_a_fresh_sequence(backend: TransformersBackend) -> None:
+def test_truncate_and_refeed_equals_a_fresh_sequence(backend: PagedBackend) -> None:
     sequence = backend.new_sequence()
     feed(backend, sequence, TEXT[:30])
     feed(backend, sequence, [1, 2, 3, 4, 5])
@@ -78,10 +77,10 @@ def test_truncate_and_refeed_equals_a_fresh_sequence(backend: TransformersBacken
         assert_close(feed(backend, sequence, TEXT[length:40], 1), fresh(backend, TEXT[:40]))
 
 
-def test_a_fork_and_its_origin_never_disturb_each_other(backend: TransformersBackend) -> None:
+def test_sequences_that_share_a_block_never_disturb_each_other(backend: PagedBackend) -> None:
     origin = backend.new_sequence()
     feed(backend, origin, TEXT[:18])
-    twin = backend.fork(origin)
+    twin = twin_of(backend, origin, TEXT[:18])
     rows = backend.forward([ForwardItem(origin, [5, 6, 7], 1), ForwardItem(twin, [8, 9], 1)])
     assert_close(rows[:1], fresh(backend, [*TEXT[:18], 5, 6, 7]))
     assert_close(rows[1:], fresh(backend, [*TEXT[:18], 8, 9]))
@@ -89,7 +88,7 @@ def test_a_fork_and_its_origin_never_disturb_each_other(backend: TransformersBac
     assert_close(feed(backend, twin, [4]), fresh(backend, [*TEXT[:18], 8, 9, 4]))
 
 
-def test_a_sequence_scattered_over_the_pool_is_gathered(backend: TransformersBackend) -> None:
+def test_a_sequence_scattered_over_the_pool_is_gathered(backend: PagedBackend) -> None:
     sequences = [backend.new_sequence() for _ in range(100)]
     for start in range(0, 12, 4):
         backend.forward([ForwardItem(s, TEXT[start : start + 4], 0) for s in sequences[:80]])
@@ -100,7 +99,7 @@ def test_a_sequence_scattered_over_the_pool_is_gathered(backend: TransformersBac
     assert_close(feed(backend, scattered[0], [9]), fresh(backend, [*TEXT[:12], 7, 8, 9]))
 
 
-def test_an_exhausted_pool_is_reported_and_nothing_changes(backend: TransformersBackend) -> None:
+def test_an_exhausted_pool_is_reported_and_nothing_changes(backend: PagedBackend) -> None:
     full = backend.new_sequence()
     feed(backend, full, [1] * 400, 0)
     others = [backend.new_sequence(), backend.new_sequence()]
@@ -119,7 +118,7 @@ def test_an_exhausted_pool_is_reported_and_nothing_changes(backend: Transformers
     assert_close(feed(backend, others[0], [3]), fresh(backend, [*TEXT[:10], 3]))
 
 
-def test_a_forward_that_breaks_leaves_lengths_as_they_were(backend: TransformersBackend) -> None:
+def test_a_forward_that_breaks_leaves_lengths_as_they_were(backend: PagedBackend) -> None:
     if backend.device != "cpu":
         pytest.skip("an id out of range ends the CUDA context of the whole process")
     sequence = backend.new_sequence()
@@ -130,7 +129,7 @@ def test_a_forward_that_breaks_leaves_lengths_as_they_were(backend: Transformers
     assert_close(feed(backend, sequence, [3]), fresh(backend, [*TEXT[:10], 3]))
 
 
-def test_closing_returns_every_block(backend: TransformersBackend) -> None:
+def test_closing_returns_every_block(backend: PagedBackend) -> None:
     before = backend.num_free_tokens
     sequence = backend.new_sequence()
     feed(backend, sequence, TEXT)
@@ -139,7 +138,7 @@ def test_closing_returns_every_block(backend: TransformersBackend) -> None:
     assert backend.num_free_tokens == before
 
 
-def test_a_sequence_cannot_appear_twice_nor_pass_the_context(backend: TransformersBackend) -> None:
+def test_a_sequence_cannot_appear_twice_nor_pass_the_context(backend: PagedBackend) -> None:
     sequence = backend.new_sequence()
     with pytest.raises(AssertionError, match="twice"):
         backend.forward([ForwardItem(sequence, [1], 1), ForwardItem(sequence, [2], 1)])

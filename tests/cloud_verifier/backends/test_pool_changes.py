@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.twins import twin_of
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.cuda.pool_changes import PoolChanges
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend, PagedSequence
 from outrider.cloud_verifier.backends.products.row_plan import RowPlan
-from outrider.cloud_verifier.backends.transformers_backend import PagedSequence, TransformersBackend
 from outrider.cloud_verifier.kv.blocks import BlockCopy
 from outrider.cloud_verifier.verification.staging import Staging
 
@@ -25,7 +26,7 @@ KEPT = [*TEXT[:START], *(DRAFT[node] for node in PATH)]  # a block of 8
 
 
 @pytest.fixture(params=["lean", "cuda", "cuda in fp8", "transformers"])
-def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
+def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> PagedBackend:
     """At once; with a forward; so, by the decoder of other models, as on CUDA."""
     backend = load_target(
         target_of("llama"),
@@ -41,7 +42,7 @@ def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) ->
     return backend
 
 
-def kept_tree(backend: TransformersBackend) -> PagedSequence:
+def kept_tree(backend: PagedBackend) -> PagedSequence:
     sequence = backend.new_sequence("a")
     backend.forward([ForwardItem(sequence, TEXT[:START], 0)])
     backend.forward([ForwardItem(sequence, DRAFT, 0, PARENTS)])
@@ -49,12 +50,12 @@ def kept_tree(backend: TransformersBackend) -> PagedSequence:
     return sequence
 
 
-def step(backend: TransformersBackend, *fed: tuple[PagedSequence, Sequence[int]]) -> Logits:
+def step(backend: PagedBackend, *fed: tuple[PagedSequence, Sequence[int]]) -> Logits:
     """The last row of each."""
     return np.array(backend.forward([ForwardItem(sequence, ids, 1) for sequence, ids in fed]))
 
 
-def expect(backend: TransformersBackend, rows: Logits, *texts: Sequence[int]) -> None:
+def expect(backend: PagedBackend, rows: Logits, *texts: Sequence[int]) -> None:
     """The rows are those after fresh prefills."""
     for row, text in zip(rows, texts, strict=True):
         sequence = backend.new_sequence()
@@ -64,7 +65,7 @@ def expect(backend: TransformersBackend, rows: Logits, *texts: Sequence[int]) ->
     backend.check_integrity()
 
 
-def test_moved_tokens_are_found_in_the_prefix_cache_by_another_sequence(backend: TransformersBackend) -> None:
+def test_moved_tokens_are_found_in_the_prefix_cache_by_another_sequence(backend: PagedBackend) -> None:
     sequence = kept_tree(backend)
     backend.publish(sequence, KEPT)
     backend.close(sequence)
@@ -74,7 +75,7 @@ def test_moved_tokens_are_found_in_the_prefix_cache_by_another_sequence(backend:
 
 
 def test_blocks_that_a_trees_sequence_gives_up_are_anothers_from_the_next_forward_on(
-    backend: TransformersBackend,
+    backend: PagedBackend,
 ) -> None:
     """Those of the rejected nodes, and all where it is closed."""
     first, second = kept_tree(backend), kept_tree(backend)
@@ -86,21 +87,23 @@ def test_blocks_that_a_trees_sequence_gives_up_are_anothers_from_the_next_forwar
     expect(backend, rows, TEXT, [*KEPT, 9])
 
 
-def test_a_block_is_copied_after_a_trees_tokens_moved_in_it(backend: TransformersBackend) -> None:
+def test_a_block_is_copied_after_a_trees_tokens_moved_in_it(backend: PagedBackend) -> None:
     sequence = kept_tree(backend)
-    backend.truncate(sequence, len(KEPT) - 2)
-    twin = backend.fork(sequence)
+    twin = twin_of(backend, sequence, KEPT)
+    for each in (sequence, twin):
+        backend.truncate(each, len(KEPT) - 2)
     rows = step(backend, (twin, [7]), (sequence, [8]))
     expect(backend, rows, [*KEPT[:-2], 7], [*KEPT[:-2], 8])
 
 
 def test_a_forward_that_fails_leaves_no_change_undone(
-    backend: TransformersBackend, monkeypatch: pytest.MonkeyPatch
+    backend: PagedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Moves, and the copy of a block that its sequence has from then on."""
     sequence = kept_tree(backend)
-    backend.truncate(sequence, len(KEPT) - 2)
-    twin = backend.fork(sequence)
+    twin = twin_of(backend, sequence, KEPT)
+    for each in (sequence, twin):
+        backend.truncate(each, len(KEPT) - 2)
 
     def fail(*sequences: Any) -> Any:
         raise RuntimeError("no memory")
@@ -143,7 +146,7 @@ class ReplayingDecoder:
 
 
 def test_states_of_an_earlier_pass_are_kept_when_a_later_one_is_replayed(
-    backend: TransformersBackend,
+    backend: PagedBackend,
 ) -> None:
     backend.feature_layers = (0, 2)
     step(backend, (backend.new_sequence(), TEXT[:16]))

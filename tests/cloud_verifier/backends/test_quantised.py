@@ -21,6 +21,7 @@ from outrider.cloud_verifier.backends import memory
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.backends.exact_rows import use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.products.ways import Linear, ProductWay
 from outrider.cloud_verifier.backends.quantised import four_bit
 from outrider.cloud_verifier.backends.quantised.choice import (
@@ -29,7 +30,6 @@ from outrider.cloud_verifier.backends.quantised.choice import (
     parse_quantize,
 )
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.common.errors import ConfigError, ModelError
 from outrider.common.process.extras import MissingExtraError, how_to_install
 from outrider.common.types import SamplingParams
@@ -39,24 +39,24 @@ needs_bitsandbytes = pytest.mark.skipif(bitsandbytes is None, reason="needs the 
 TEXT = [(37 * i + 11) % 300 for i in range(70)]
 
 
-def load(directory: Path, **options: Any) -> TransformersBackend:
+def load(directory: Path, **options: Any) -> PagedBackend:
     return load_target(directory, **{"kv_tokens": 1024, "exact_rows": "off"} | options)
 
 
-def score(backend: TransformersBackend, fed: list[int]) -> Logits:
+def score(backend: PagedBackend, fed: list[int]) -> Logits:
     sequence = backend.new_sequence()
     rows = backend.forward([ForwardItem(sequence, fed, len(fed))]).copy()
     backend.close(sequence)
     return rows
 
 
-def matrices(backend: TransformersBackend) -> list[Any]:
+def matrices(backend: PagedBackend) -> list[Any]:
     assert isinstance(backend.decoder, TransformersDecoder)
     return [each for each in backend.decoder.model.modules() if four_bit.quant_state(each) is not None]
 
 
 @pytest.fixture(scope="module")
-def nf4(target_of: Callable[[str], Path]) -> TransformersBackend:
+def nf4(target_of: Callable[[str], Path]) -> PagedBackend:
     return load(target_of("llama"), quantize="nf4", exact_rows="on")
 
 
@@ -93,7 +93,7 @@ def test_matrices_of_layers_are_nf4_and_the_rest_bfloat16(
 
 @needs_bitsandbytes
 def test_another_quantisation_is_another_target_and_keeps_the_files_fingerprint(
-    nf4: TransformersBackend, target_of: Callable[[str], Path]
+    nf4: PagedBackend, target_of: Callable[[str], Path]
 ) -> None:
     plain = load(target_of("llama"))
     assert nf4.fingerprint != plain.fingerprint
@@ -157,7 +157,7 @@ def test_weights_that_do_not_fit_a_device_are_refused_by_their_size_in_nf4(
 
 
 @needs_bitsandbytes
-def test_texts_in_batches_and_by_speculation_are_cloud_onlys(nf4: TransformersBackend) -> None:
+def test_texts_in_batches_and_by_speculation_are_cloud_onlys(nf4: PagedBackend) -> None:
     assert nf4.is_reproducible
     prompts = [TEXT[i : i + 12] for i in range(0, 48, 12)]
     samplings = [SamplingParams(temperature=0.8, seed=seed) for seed in range(4)]
@@ -228,7 +228,7 @@ def test_where_the_kernels_rows_differ_whole_matrices_are_multiplied(
 
 
 @needs_bitsandbytes
-def test_matrices_packed_for_the_cpu_are_multiplied_by_bitsandbytes_alone(nf4: TransformersBackend) -> None:
+def test_matrices_packed_for_the_cpu_are_multiplied_by_bitsandbytes_alone(nf4: PagedBackend) -> None:
     if not matrices(nf4)[0].support_avx512bf16_for_cpu:
         pytest.skip("this CPU has no AVX512_BF16")
     with pytest.raises(ModelError, match="products of 4-bit matrices on a CPU are bitsandbytes' own"):
@@ -262,7 +262,7 @@ def saved(target_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFac
 
 @pytest.mark.parametrize("asked", ["", "nf4"])
 def test_a_directory_saved_in_nf4_is_what_is_made_at_loading(
-    saved: Path, nf4: TransformersBackend, asked: str
+    saved: Path, nf4: PagedBackend, asked: str
 ) -> None:
     backend = load(saved, quantize=asked)
     assert backend.facts.quantisation == "nf4" and backend.fingerprint != nf4.fingerprint
@@ -271,7 +271,7 @@ def test_a_directory_saved_in_nf4_is_what_is_made_at_loading(
     assert np.array_equal(score(backend, TEXT), score(plain, TEXT))
 
 
-def nf4_directory(nf4: TransformersBackend, saved: Path) -> str:
+def nf4_directory(nf4: PagedBackend, saved: Path) -> str:
     """The directory that `nf4` was made of."""
     decoder = nf4.decoder
     assert isinstance(decoder, TransformersDecoder)

@@ -14,7 +14,7 @@ from support.models import ARCHITECTURES, WINDOWED
 
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 
 PROMPTS = [list(range(5, 12)), list(range(40, 73)), [9, 8, 7] * 20]
 NUM_NEW_TOKENS = 24
@@ -28,7 +28,7 @@ CASES = [
 ]
 
 
-def load(directory: Path, decoder: str, device: str) -> TransformersBackend:
+def load(directory: Path, decoder: str, device: str) -> PagedBackend:
     backend = load_target(directory, decoder=decoder, device=device, dtype="float32")
     backend.has_device_logits = False
     return backend

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from support.twins import twin_of
 
 from benchmarks.trees.keep import largest_difference, random_tree
 from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner
 from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.backends.exact_rows import check_trees
+from outrider.cloud_verifier.backends.exact_rows import check_forwards, check_trees
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.passes.feeds import Feed, split_feeds
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.kv.blocks import BlockTable
 from outrider.common.errors import ModelError
 from outrider.common.tree import Tree
@@ -42,7 +45,7 @@ CASES = [
 
 
 @pytest.fixture(params=CASES, scope="module", ids=lambda case: "-".join(map(str, case)))
-def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> TransformersBackend:
+def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) -> PagedBackend:
     arch, dtype, decoder, exact_rows = request.param
     dtype, _, kv_dtype = dtype.partition(" ")
     return load_target(
@@ -55,7 +58,7 @@ def backend(request: pytest.FixtureRequest, target_of: Callable[[str], Path]) ->
     )
 
 
-def score(backend: TransformersBackend, start: int, fed: list[int]) -> Logits:
+def score(backend: PagedBackend, start: int, fed: list[int]) -> Logits:
     """The rows of `fed` after TEXT[:start], one sequence alone."""
     sequence = backend.new_sequence()
     backend.forward([ForwardItem(sequence, TEXT[:start], 0)])
@@ -64,7 +67,7 @@ def score(backend: TransformersBackend, start: int, fed: list[int]) -> Logits:
     return rows
 
 
-def agrees(backend: TransformersBackend, found: Logits, expected: Logits) -> None:
+def agrees(backend: PagedBackend, found: Logits, expected: Logits) -> None:
     if backend.is_reproducible:
         assert np.array_equal(found, expected)
     else:
@@ -81,7 +84,7 @@ def agrees(backend: TransformersBackend, found: Logits, expected: Logits) -> Non
     ],
 )
 def test_a_node_has_the_logits_of_its_path(
-    backend: TransformersBackend, num_nodes: int, starts: tuple[int, ...]
+    backend: PagedBackend, num_nodes: int, starts: tuple[int, ...]
 ) -> None:
     """Alone and beside chains and another tree, across the ends of blocks and spans."""
     rng = np.random.default_rng(num_nodes)
@@ -113,7 +116,7 @@ def test_a_node_has_the_logits_of_its_path(
         backend.check_integrity()
 
 
-def test_what_is_kept_of_a_tree_is_the_paths_kv(backend: TransformersBackend) -> None:
+def test_what_is_kept_of_a_tree_is_the_paths_kv(backend: PagedBackend) -> None:
     """Also where the blocks before the tree are shared: another sequence's KV stays as it was."""
     rng = np.random.default_rng(3)
     for start in (7, 33, 250):
@@ -123,7 +126,7 @@ def test_what_is_kept_of_a_tree_is_the_paths_kv(backend: TransformersBackend) ->
         path = tree.path(node)[: int(rng.integers(1, len(tree.path(node)) + 1))]
         sequence = backend.new_sequence()
         backend.forward([ForwardItem(sequence, TEXT[:start], 0)])
-        twin = backend.fork(sequence)
+        twin = twin_of(backend, sequence, TEXT[:start])
         backend.forward([ForwardItem(sequence, tokens, 0, tree.parents)])
         backend.keep(sequence, start, path)
         assert sequence.length == start + len(path)
@@ -184,12 +187,40 @@ def test_a_tree_that_is_masked_in_place_is_caught(target_of: Callable[[str], Pat
     backend.planner = MaskedTrees(backend)
     with pytest.raises(ModelError, match="a tree"):
         check_trees(backend)
+    assert backend.kv_usage.num_used == 0
+    backend.check_integrity()
+
+
+@pytest.mark.parametrize("check", [check_trees, check_forwards])
+def test_a_check_that_fails_at_any_forward_leaves_no_sequence_open(
+    target_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, check: Callable[[Any], None]
+) -> None:
+    """As where the library refuses a product: the next way to multiply is tried with the same pool."""
+    backend = load_target(target_of("qwen2"), dtype="bfloat16", kv_tokens=2048, exact_rows="on")
+    forward = type(backend).forward
+    for failing in itertools.count():
+        forwards = itertools.count()
+
+        def fail(*args: Any, forwards: Iterator[int] = forwards, failing: int = failing) -> Any:
+            if next(forwards) == failing:
+                raise RuntimeError("no such product")
+            return forward(*args)
+
+        monkeypatch.setattr(type(backend), "forward", fail)
+        try:
+            check(backend)
+        except RuntimeError:
+            assert backend.kv_usage.num_used == 0, failing
+        else:
+            break
+    assert failing > 10 and backend.kv_usage.num_used == 0
+    backend.check_integrity()
 
 
 class MaskedTrees(AttentionPlanner):
     """Attends to trees by masks, and to the rest as the backend does."""
 
-    def __init__(self, backend: TransformersBackend) -> None:
+    def __init__(self, backend: PagedBackend) -> None:
         facts = backend.facts
         self._chains = backend.planner
         self._trees = SdpaPlanner(

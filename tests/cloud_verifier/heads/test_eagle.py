@@ -17,7 +17,7 @@ from test_heads_text import NUM_NEW, Truth, cloud_only, make_prompt
 from benchmarks.heads.service import Case, Service
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.colocated.reader import READ_CHUNK
 from outrider.cloud_verifier.engine.work import Work
@@ -90,7 +90,7 @@ class Drafting:
         np.testing.assert_allclose(rows.logits[0], expected[: rows.logits.shape[1]], atol=1e-4, rtol=1e-4)
 
 
-def _output_embedding(backend: TransformersBackend) -> torch.Tensor:
+def _output_embedding(backend: PagedBackend) -> torch.Tensor:
     size = backend.decoder.embed(torch.zeros(1, dtype=torch.int64)).shape[-1]
     return backend.decoder.score(torch.eye(size)).T
 
@@ -195,7 +195,7 @@ class CheckedHead(EagleHead):
         self.num_checked = self.num_missing = self.num_wrong = 0
 
 
-def make_checked(target: Path, directory: Path, backend: TransformersBackend) -> CheckedHead:
+def make_checked(target: Path, directory: Path, backend: PagedBackend) -> CheckedHead:
     head = load_head(directory, backend)
     assert isinstance(head, EagleHead)
     every = torch.arange(backend.vocab_size)

@@ -17,9 +17,9 @@ from test_heads_text import NUM_NEW, KnowingHead, Truth, cloud_only, make_heads,
 from benchmarks.heads.service import CLOUD_ONLY, Case, Service
 from outrider.cloud_verifier.backends.base import ForwardItem
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.passes.partial import AheadToken
 from outrider.cloud_verifier.backends.products.row_plan import RowPlan
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.work import KnownStates, Work
 from outrider.cloud_verifier.heads.early_exit import DEFAULT_CHAIN, EarlyExit, num_first
@@ -56,7 +56,7 @@ def make_shallow_target(directory: Path, arch: str) -> Path:
 @pytest.fixture(
     scope="module", params=[("llama", "float32"), ("qwen3", "bfloat16")], ids=lambda each: each[1]
 )
-def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> TransformersBackend:
+def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PagedBackend:
     arch, dtype = request.param
     directory = make_shallow_target(tmp_path_factory.mktemp("target"), arch)
     loaded = load_target(directory, dtype=dtype, kv_bytes=64 << 20)
@@ -64,7 +64,7 @@ def backend(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return loaded
 
 
-def exit_at(backend: TransformersBackend, layers: Sequence[int]) -> EarlyExit:
+def exit_at(backend: PagedBackend, layers: Sequence[int]) -> EarlyExit:
     return EarlyExit(backend, layers, "")
 
 
@@ -91,7 +91,7 @@ def make_case(seed: int, source: str, temperature: float, **fields: object) -> C
     ids=str,
 )
 def test_texts_beside_each_other_are_cloud_onlys(
-    backend: TransformersBackend, method: Method, layers: tuple[int, ...], tmp_path: Path
+    backend: PagedBackend, method: Method, layers: tuple[int, ...], tmp_path: Path
 ) -> None:
     others = [load_head(make_heads(tmp_path / "medusa", "medusa"), backend), Lookahead(backend)]
     service = Service(backend, [exit_at(backend, layers), *others])  # type: ignore[list-item]
@@ -141,7 +141,7 @@ def test_heads_beside_it_read_the_states_of_all_layers(tmp_path: Path) -> None:
     assert knowing.num_checked > NUM_NEW and not knowing.num_wrong
 
 
-def rows_below(backend: TransformersBackend, service: Service, case: Case) -> tuple[list[int], int]:
+def rows_below(backend: PagedBackend, service: Service, case: Case) -> tuple[list[int], int]:
     """Returns the KV rows that each layer wrote for a text, and the steps that it took."""
     before = list(backend.num_kv_rows)
     (text,) = service.write([case], NUM_NEW)
@@ -154,7 +154,7 @@ def rows_below(backend: TransformersBackend, service: Service, case: Case) -> tu
 
 
 def test_kv_below_the_exit_is_written_once_a_token_and_above_it_by_the_forward_alone(
-    backend: TransformersBackend, monkeypatch: pytest.MonkeyPatch
+    backend: PagedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = Service(backend, [exit_at(backend, (0, 1))])
     case = make_case(2, EARLY_EXIT, 0.8, num_nodes=4, is_tree=False)
@@ -184,7 +184,7 @@ def without_states(made: object) -> object:
 
 @pytest.mark.parametrize("counts", [None, (4, 8)], ids=str)
 def test_a_forward_from_known_states_has_the_bits_of_one_from_the_tokens(
-    backend: TransformersBackend, counts: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+    backend: PagedBackend, counts: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where it is split into passes, and beside chains and a tree that begin with the first layer."""
     if counts is not None:
@@ -226,7 +226,7 @@ def test_a_forward_from_known_states_has_the_bits_of_one_from_the_tokens(
     assert all(torch.equal(*pair) for pair in zip(plain_kv, entered_kv, strict=True))
 
 
-def test_what_runs_ahead_of_all_layers_chooses_what_the_target_chooses(backend: TransformersBackend) -> None:
+def test_what_runs_ahead_of_all_layers_chooses_what_the_target_chooses(backend: PagedBackend) -> None:
     exit_at(backend, (0, 1, 2))
     sequence = backend.new_sequence()
     backend.forward([ForwardItem(sequence, TEXT[:9], 0)])
@@ -239,7 +239,7 @@ def test_what_runs_ahead_of_all_layers_chooses_what_the_target_chooses(backend: 
 
 @pytest.mark.parametrize("layers", [(0, 1), (1, 3)], ids=str)
 def test_texts_are_right_after_an_eviction_and_a_cached_prefix(
-    backend: TransformersBackend, layers: tuple[int, ...]
+    backend: PagedBackend, layers: tuple[int, ...]
 ) -> None:
     service = Service(backend, [exit_at(backend, layers)])
     for seed in range(2):
@@ -297,7 +297,7 @@ def test_sessions_that_have_to_give_way_write_the_same_texts(tmp_path: Path) -> 
     assert num_refused and texts == {seed: cloud_only(service, case) for seed, case in enumerate(cases)}
 
 
-def test_slots_that_are_not_there_are_not_reserved(backend: TransformersBackend) -> None:
+def test_slots_that_are_not_there_are_not_reserved(backend: PagedBackend) -> None:
     sequence, num_tokens = backend.new_sequence(), backend.num_free_tokens
     backend.forward([ForwardItem(sequence, TEXT[:50], 0)])
     assert not backend.reserve(sequence, num_tokens) and backend.reserve(sequence, 100)
@@ -311,7 +311,7 @@ def test_slots_that_are_not_there_are_not_reserved(backend: TransformersBackend)
 
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_a_generation_that_ends_between_draft_and_forward_leaves_nothing_behind(
-    backend: TransformersBackend, is_closed: bool
+    backend: PagedBackend, is_closed: bool
 ) -> None:
     service = Service(backend, [exit_at(backend, (0, 1))])
     engine, session_id, replies = service.engine, b"x" * 16, list[SessionResponse]()
@@ -349,7 +349,7 @@ def test_a_generation_that_ends_between_draft_and_forward_leaves_nothing_behind(
     engine.sessions.forget(session)
 
 
-def test_states_of_other_kv_than_the_sessions_are_left_out(backend: TransformersBackend) -> None:
+def test_states_of_other_kv_than_the_sessions_are_left_out(backend: PagedBackend) -> None:
     service = Service(backend, [exit_at(backend, (0, 1))])
     engine, session_id, replies = service.engine, b"y" * 16, list[SessionResponse]()
     prompt = make_prompt(4, 20)
@@ -373,7 +373,7 @@ def test_states_of_other_kv_than_the_sessions_are_left_out(backend: Transformers
 
 
 def test_a_draft_that_fails_ends_no_other(
-    backend: TransformersBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    backend: PagedBackend, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = exit_at(backend, (0, 1))
     service = Service(backend, [source])
@@ -395,7 +395,7 @@ def test_a_draft_that_fails_ends_no_other(
 
 
 def test_a_run_that_fails_leaves_the_generations_to_the_target(
-    backend: TransformersBackend, monkeypatch: pytest.MonkeyPatch
+    backend: PagedBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = exit_at(backend, (0, 1))
     service = Service(backend, [source])
@@ -413,7 +413,7 @@ def test_a_run_that_fails_leaves_the_generations_to_the_target(
     assert not left and backend.kv_usage.num_used == 0
 
 
-def test_a_tree_that_is_asked_for_is_a_short_chain(backend: TransformersBackend) -> None:
+def test_a_tree_that_is_asked_for_is_a_short_chain(backend: PagedBackend) -> None:
     service = Service(backend, [exit_at(backend, (0, 1))])
     drafted: list[int] = []
     finish = service.engine._finisher.finish
@@ -428,7 +428,7 @@ def test_a_tree_that_is_asked_for_is_a_short_chain(backend: TransformersBackend)
     assert max(drafted) == DEFAULT_CHAIN
 
 
-def test_a_directory_names_layers_and_has_no_weights(backend: TransformersBackend, tmp_path: Path) -> None:
+def test_a_directory_names_layers_and_has_no_weights(backend: PagedBackend, tmp_path: Path) -> None:
     directory = write_directory(
         tmp_path / "exit", layers=[0, 1, 3], target_fingerprint=backend.facts.files_fingerprint
     )
@@ -453,7 +453,7 @@ def test_a_directory_names_layers_and_has_no_weights(backend: TransformersBacken
     ],
 )
 def test_a_damaged_directory_is_refused_by_name(
-    backend: TransformersBackend, fields: dict[str, object], message: str, tmp_path: Path
+    backend: PagedBackend, fields: dict[str, object], message: str, tmp_path: Path
 ) -> None:
     directory = write_directory(tmp_path / "exit", **fields)
     with pytest.raises(OutriderError, match=message) as caught:

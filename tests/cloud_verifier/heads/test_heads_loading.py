@@ -15,8 +15,8 @@ from test_heads_text import HIDDEN, make_heads
 
 from benchmarks.heads.service import CLOUD_ONLY, Case, Service
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.quantised import four_bit
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.heads.loading import load_head, load_heads
 from outrider.cloud_verifier.heads.modules import MedusaHead
@@ -27,7 +27,7 @@ from outrider.common.types import SamplingParams
 
 
 @pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> TransformersBackend:
+def backend(tmp_path_factory: pytest.TempPathFactory) -> PagedBackend:
     return load_target(make_tiny_target(tmp_path_factory.mktemp("target")))
 
 
@@ -42,9 +42,7 @@ def change_tensors(directory: Path, change: Callable[[dict[str, torch.Tensor]], 
     save_file(tensors, directory / "model.safetensors")
 
 
-def test_medusas_own_layout_is_read_with_its_output_embeddings(
-    backend: TransformersBackend, tmp_path: Path
-) -> None:
+def test_medusas_own_layout_is_read_with_its_output_embeddings(backend: PagedBackend, tmp_path: Path) -> None:
     directory = make_heads(tmp_path, "medusa")
     tensors = load_file(directory / "model.safetensors")
     (directory / "model.safetensors").unlink()
@@ -105,9 +103,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_damaged_directory_is_refused_by_name(
-    what: str, backend: TransformersBackend, tmp_path: Path
-) -> None:
+def test_a_damaged_directory_is_refused_by_name(what: str, backend: PagedBackend, tmp_path: Path) -> None:
     directory = make_heads(tmp_path / "heads", "medusa")
     damage, message = WRONG[what]
     damage(directory)
@@ -116,7 +112,15 @@ def test_a_damaged_directory_is_refused_by_name(
     assert f"--heads {directory}" in str(caught.value)
 
 
-def test_two_directories_of_a_kind_are_refused(backend: TransformersBackend, tmp_path: Path) -> None:
+def test_heads_of_a_target_whose_states_are_not_scored_as_they_are_are_refused(tmp_path: Path) -> None:
+    """BERT changes them once more before its output embedding."""
+    target = make_tiny_target(tmp_path / "target", "bert", is_decoder=True, num_key_value_heads=4)
+    heads = make_heads(tmp_path / "heads", "medusa")
+    with pytest.raises(ModelError, match=f"--heads {heads}: .*target cannot have heads: .*a logit is off by"):
+        load_head(heads, load_target(target, kv_tokens=256, exact_rows="off"))
+
+
+def test_two_directories_of_a_kind_are_refused(backend: PagedBackend, tmp_path: Path) -> None:
     directory = make_heads(tmp_path / "heads", "medusa")
     with pytest.raises(OutriderError, match="a second directory of medusa"):
         load_heads([directory, directory], backend)
@@ -145,7 +149,7 @@ def test_the_pool_leaves_room_for_heads_their_kv_and_features(
 
 
 def test_heads_that_do_not_fit_on_the_device_are_refused_by_name(
-    backend: TransformersBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backend: PagedBackend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("out of memory")

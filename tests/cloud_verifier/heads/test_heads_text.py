@@ -18,7 +18,7 @@ from torch import nn
 
 from benchmarks.heads.service import CLOUD_ONLY, Case, Service
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.cloud_verifier.heads.loading import load_head
 from outrider.cloud_verifier.heads.lookahead import Lookahead
@@ -38,7 +38,7 @@ class Target(NamedTuple):
     directory: Path
     decoder: str
 
-    def load(self) -> TransformersBackend:
+    def load(self) -> PagedBackend:
         return load_target(self.directory, kv_bytes=64 << 20, decoder=self.decoder)
 
 
@@ -117,7 +117,7 @@ class KnowingSequence(HeadSequence):
 
 
 class KnowingHead(Head):
-    def __init__(self, backend: TransformersBackend, truth: Truth, name: str, *, reads_all: bool) -> None:
+    def __init__(self, backend: PagedBackend, truth: Truth, name: str, *, reads_all: bool) -> None:
         facts = HeadFacts(name, 4, (1, NUM_LAYERS), reads_all, "")
         super().__init__(backend, facts, nn.Module(), KnowingSequence)
         self.truth, self.num_checked, self.num_wrong = truth, 0, 0

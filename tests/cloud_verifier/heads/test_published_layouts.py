@@ -17,7 +17,7 @@ from test_heads_text import HIDDEN, NUM_NEW, cloud_only, make_prompt
 
 from benchmarks.heads.service import Case, Service
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.eagle_layouts import usual_layers
 from outrider.cloud_verifier.heads.loading import load_head
 from outrider.cloud_verifier.heads.modules import DraftVocabulary, MedusaHead
@@ -33,7 +33,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def backend(target: Path) -> TransformersBackend:
+def backend(target: Path) -> PagedBackend:
     return load_target(target, kv_bytes=32 << 20)
 
 
@@ -134,13 +134,13 @@ def with_biases(directory: Path) -> Path:
     return directory
 
 
-def keep_table(backend: TransformersBackend, path: Path) -> None:
+def keep_table(backend: PagedBackend, path: Path) -> None:
     save_file({"table": backend.decoder.embed(torch.arange(VOCAB)).clone()}, path / "target.safetensors")
 
 
 @pytest.mark.parametrize("layout", PUBLISHED)
 def test_a_published_directory_drafts_and_leaves_the_text_alone(
-    layout: str, backend: TransformersBackend, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    layout: str, backend: PagedBackend, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     keep_table(backend, tmp_path)
     with load_head(PUBLISHED[layout](tmp_path / "heads"), backend) as head:
@@ -153,7 +153,7 @@ def test_a_published_directory_drafts_and_leaves_the_text_alone(
     assert "the draft failed" not in caplog.text
 
 
-def test_what_is_read_is_what_was_published(backend: TransformersBackend, tmp_path: Path) -> None:
+def test_what_is_read_is_what_was_published(backend: PagedBackend, tmp_path: Path) -> None:
     keep_table(backend, tmp_path)
 
     def load(name: str) -> Any:
@@ -355,9 +355,7 @@ DAMAGED: dict[str, tuple[Make, Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("what", DAMAGED)
-def test_a_damaged_directory_is_refused_by_name(
-    what: str, backend: TransformersBackend, tmp_path: Path
-) -> None:
+def test_a_damaged_directory_is_refused_by_name(what: str, backend: PagedBackend, tmp_path: Path) -> None:
     make, damage, message = DAMAGED[what]
     directory = make(tmp_path / "heads")
     damage(directory)
@@ -366,9 +364,7 @@ def test_a_damaged_directory_is_refused_by_name(
     assert f"--heads {directory}" in str(caught.value)
 
 
-def test_speculators_leaves_out_what_transformers_assumes(
-    backend: TransformersBackend, tmp_path: Path
-) -> None:
+def test_speculators_leaves_out_what_transformers_assumes(backend: PagedBackend, tmp_path: Path) -> None:
     directory = make_eagle(tmp_path / "heads", "speculators")
     layer = json.loads((directory / "config.json").read_text())["transformer_layer_config"]
     del layer["hidden_size"], layer["vocab_size"]

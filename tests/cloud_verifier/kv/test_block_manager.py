@@ -75,32 +75,41 @@ def test_reserved_slots_are_held_until_they_are_appended_or_the_sequence_is_cut(
     manager.check_integrity()
 
 
+TWO_BLOCKS = range(8)
+
+
+def twins(manager: BlockManager) -> tuple[BlockTable, BlockTable]:
+    """Two tables that share two blocks of four, by the prefix cache."""
+    table = filled(manager, 8)
+    manager.publish(table, TWO_BLOCKS)
+    twin = manager.new_table("", [*TWO_BLOCKS, 8])
+    assert twin.block_ids == table.block_ids
+    return table, twin
+
+
 def test_reserving_in_a_shared_block_copies_it() -> None:
     manager = BlockManager(num_blocks=8, block_size=4)
-    table = filled(manager, 6)
-    twin = manager.fork(table)
+    table, twin = twins(manager)
+    manager.truncate(twin, 6)
     assert manager.reserve(twin, 1) == BlockCopy(table.block_ids[1], twin.block_ids[1])
     assert manager.append(twin, 1) is None
-    with pytest.raises(AssertionError, match="would be shared"):
-        manager.reserve(twin, 1)
-        manager.fork(twin)
 
 
-def test_fork_shares_full_blocks_and_copies_the_partial_one_on_write() -> None:
+def test_full_blocks_stay_shared_and_one_that_both_cut_is_copied_by_the_first_to_write() -> None:
     manager = BlockManager(num_blocks=8, block_size=4)
-    table = filled(manager, 6)
-    twin = manager.fork(table)
+    table, twin = twins(manager)
     assert manager.num_free == 6
+    for each in (table, twin):
+        manager.truncate(each, 6)
     assert manager.append(twin, 1) == BlockCopy(source=1, destination=twin.block_ids[1])
     assert twin.block_ids[0] == table.block_ids[0]
     assert manager.append(table, 1) is None, "the original is alone in its last block again"
     manager.check_integrity()
 
 
-def test_a_fork_at_a_block_boundary_copies_nothing() -> None:
+def test_sequences_that_share_whole_blocks_copy_nothing() -> None:
     manager = BlockManager(num_blocks=8, block_size=4)
-    table = filled(manager, 8)
-    twin = manager.fork(table)
+    table, twin = twins(manager)
     assert manager.append(twin, 1) is None
     assert manager.append(table, 1) is None
     assert twin.block_ids[:2] == table.block_ids[:2] and twin.block_ids[2] != table.block_ids[2]
@@ -108,8 +117,7 @@ def test_a_fork_at_a_block_boundary_copies_nothing() -> None:
 
 def test_truncating_into_a_shared_full_block_copies_it_on_the_next_write() -> None:
     manager = BlockManager(num_blocks=8, block_size=4)
-    table = filled(manager, 8)
-    twin = manager.fork(table)
+    table, twin = twins(manager)
     manager.truncate(twin, 6)
     copy = manager.append(twin, 1)
     assert copy is not None and copy.source == table.block_ids[1]
@@ -288,11 +296,16 @@ class BlockMachine(RuleBasedStateMachine):
         self.manager.truncate(table, length)
         del self.texts[table][length:]
 
-    @rule(target=tables, table=tables)
-    def fork(self, table: BlockTable) -> BlockTable:
-        self.manager.release_reserved(table)
-        twin = self.manager.fork(table)
-        self.texts[twin] = list(self.texts[table])
+    @rule(target=tables, table=tables, data=st.data())
+    def share(self, table: BlockTable, data: st.DataObject) -> BlockTable:
+        """Makes a second table of the same blocks, whose last one may be cut."""
+        text = self.texts[table]
+        self.published.append([*text, 0])
+        self.manager.publish(table, text)
+        twin = self.manager.new_table(table.tenant, self.published[-1])
+        assert twin.block_ids == table.block_ids[: table.length // 3]
+        self.manager.truncate(twin, data.draw(st.integers(0, twin.length)))
+        self.texts[twin] = text[: twin.length]
         return twin
 
     @rule(table=tables, extra=st.lists(st.integers(0, 1), max_size=4))

@@ -13,7 +13,7 @@ from support.models import make_tiny_target
 from test_same_text_everywhere import FAULTS
 
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.transformers_backend import TransformersBackend
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.common.tree import is_chain
 from outrider.common.types import SamplingParams, StopParams, TokenIds
 from outrider.edge_client.controller.depth.fixed import FixedDepth
@@ -41,7 +41,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def backend(directory: Path) -> TransformersBackend:
+def backend(directory: Path) -> PagedBackend:
     return load_target(directory, kv_tokens=512)
 
 
@@ -66,7 +66,7 @@ class TargetLink(EngineLink):
 
 
 def decode(
-    backend: TransformersBackend,
+    backend: PagedBackend,
     draft: TorchDraftModel | None,
     seed: int,
     faults: Chances = FAULTS["none"],
@@ -106,7 +106,7 @@ def decode(
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_torch_draft_writes_cloud_onlys_text_under_every_fault(
-    name: str, directory: Path, backend: TransformersBackend, alone: dict[int, TokenIds]
+    name: str, directory: Path, backend: PagedBackend, alone: dict[int, TokenIds]
 ) -> None:
     happened: Counter[str] = Counter()
     with TorchDraftModel.open(directory, DRAFTS[name]) as draft:

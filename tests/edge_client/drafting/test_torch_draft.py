@@ -387,6 +387,18 @@ def test_a_directory_that_cannot_draft_is_refused_in_one_line(
     check_refused(directory, message)
 
 
+@pytest.mark.parametrize(
+    ("arch", "fields", "name"),
+    [("doge", {}, "attention_mask"), ("bert", {"num_key_value_heads": 4, "is_decoder": False}, "is_causal")],
+)
+def test_attention_that_is_not_over_all_tokens_before_is_refused_by_name(
+    arch: str, fields: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    """The masks of an untrained Doge change no probability yet."""
+    directory = make_tiny_target(tmp_path / "model", arch, **fields)
+    check_refused(directory, f"attention has '{name}' .*which the torch draft does not compute")
+
+
 def test_each_backend_says_what_it_got_when_it_is_given_the_others_directory(
     hf_dir: Path, tmp_path: Path
 ) -> None:

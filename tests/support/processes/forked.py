@@ -20,7 +20,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     [
         "transformers.models.llama.modeling_llama",
-        "outrider.cloud_verifier.backends.transformers_backend",
+        "outrider.cloud_verifier.backends.paged_backend",
         "outrider.cloud_verifier.server.cli",
         "outrider.cloud_verifier.server.server",
         "outrider.kernels.host",

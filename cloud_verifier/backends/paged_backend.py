@@ -1,7 +1,8 @@
-"""The target behind `TargetBackend`: a transformers decoder over a paged KV pool (CPU or CUDA)."""
+"""The target behind `TargetBackend`: any `Decoder` over a paged KV pool (CPU or CUDA)."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -40,7 +41,7 @@ class PagedSequence:
         return self.table.length
 
 
-class TransformersBackend(TargetBackend):
+class PagedBackend(TargetBackend):
     """Implements `TargetBackend`. Made by `backends.loading.load_target`."""
 
     def __init__(
@@ -154,9 +155,6 @@ class TransformersBackend(TargetBackend):
                 self._changes.stage(partial(to_device, self))
                 self._changes.make(self.memory.tensors)
         self.blocks.truncate(table, length)
-
-    def fork(self, sequence: KVSequence) -> PagedSequence:
-        return PagedSequence(self.blocks.fork(_table(sequence)))
 
     def close(self, sequence: KVSequence, *, is_wrong: bool = False) -> None:
         if is_wrong:
@@ -278,12 +276,15 @@ class TransformersBackend(TargetBackend):
         parts = [feeds] if self.row_plan is None else split_feeds(feeds, self.row_plan.most)
         if self.inputs is not None:
             self.inputs.start()
-        prepared = [prepare_pass(self, part) for part in parts]
+        prepared = deque(prepare_pass(self, part) for part in parts)
         self._changes.stage(partial(indices, self))
         if self.inputs is not None:
             self.inputs.send()
         self._changes.make(self.memory.tensors)
-        passes, features = zip(*map(self._pass, prepared), strict=True)
+        done = []
+        while prepared:  # each gives its attention's memory back before the next takes as much
+            done.append(self._pass(prepared.popleft()))
+        passes, features = zip(*done, strict=True)
         logits = passes[0] if len(passes) == 1 else torch.cat(passes)
         self.features = features[0]
         if len(features) > 1:
