@@ -18,7 +18,7 @@ class TimeRatio:
         self._num_rounds = self._measured_s = self._expected_s = 0.0
 
     def observe(self, measured_s: float, expected_s: float) -> None:
-        """Adds a round; `expected_s` is above 0."""
+        """Adds a round."""
         self._forget()
         self._prior_weight *= SETTINGS.acceptance_memory_per_round
         self._num_rounds += 1
@@ -50,7 +50,7 @@ class TimeRatio:
     @property
     def value(self) -> float:
         """Returns the ratio."""
-        if not self._num_rounds:
+        if not self._expected_s:
             return self._prior
         ratio = self._measured_s / self._expected_s
         weight = self._prior_weight + self._num_rounds

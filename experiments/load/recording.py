@@ -140,6 +140,7 @@ def _session_from(record: dict[str, Any]) -> RecordedSession:
     sampling = dict(record["sampling"])
     for name in ("logit_bias", "bad_words"):
         sampling[name] = tuple(tuple(entry) for entry in sampling[name])
+    sampling["held_back"] = tuple(sampling.get("held_back", ()))
     rounds = tuple(
         RecordedRound(tuple(r["draft_tokens"]), tuple(r["draft_probs"]), r["accepted_len"], r["correction"])
         for r in record["rounds"]

@@ -35,6 +35,12 @@ def test_answers_that_arrive_together_are_as_long_as_those_that_do_not() -> None
     assert bunched.value == pytest.approx(even.value, rel=0.1) and even.value == pytest.approx(1.0)
 
 
+def test_nothing_is_learned_where_nothing_was_expected() -> None:
+    ratio = TimeRatio(1.03, 8.0)
+    ratio.observe(0.01, 0.0)
+    assert ratio.value == 1.03
+
+
 def test_a_mode_that_does_not_run_returns_to_what_is_expected_of_it() -> None:
     ratio = TimeRatio(1.0, 8.0)
     for _ in range(40):

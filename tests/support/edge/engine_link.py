@@ -47,6 +47,9 @@ from outrider.edge_client.transport.link.base import Traffic
 from outrider.experiments.simulator.world.standins import VirtualClock, virtual_threads
 
 
+DARK_WAIT_S = 30.0  # that a wait lasts at most while nothing passes: an outage is a few of them
+
+
 @dataclass(frozen=True)
 class Chances:
     """Of each request or look, to suffer something."""
@@ -190,7 +193,7 @@ class EngineConnection:
         if self._is_lost:
             raise LinkError("lost")
         if timeout_s > 0 and link.is_dark():
-            link.clock.sleep(timeout_s)
+            link.clock.sleep(min(timeout_s, DARK_WAIT_S))
             return None
         while self._held and not link.num_dark:
             self._deliver(self._held.popleft())
