@@ -46,7 +46,6 @@ from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBud
 from outrider.edge_client.transport.link.base import Traffic
 from outrider.experiments.simulator.world.standins import VirtualClock, virtual_threads
 
-
 DARK_WAIT_S = 30.0  # that a wait lasts at most while nothing passes: an outage is a few of them
 
 
