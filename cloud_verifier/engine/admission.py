@@ -11,6 +11,7 @@ from dataclasses import replace
 from outrider.cloud_verifier.engine import validation
 from outrider.cloud_verifier.engine.backlog import Backlog, Refusal
 from outrider.cloud_verifier.engine.job import Disconnect, Job
+from outrider.cloud_verifier.engine.line import SessionKey
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager
@@ -61,7 +62,7 @@ class Admission:
         self._model = model
         self._observer = observer
         self._grammars, self._resubmit = grammars, resubmit
-        self._compiling: dict[tuple[str, bytes], Job] = {}  # the openings that wait for their grammar
+        self._compiling: dict[SessionKey, Job] = {}  # the openings that wait for their grammar
 
     def admit(self, job: Job) -> Work | SessionResponse | None:
         """Returns the work that the job becomes, or its answer. None: it is queued, or wants no answer.
@@ -162,7 +163,7 @@ class Admission:
         self._observer.on_refused("grammars")
         return _refusal(request.round_id, Refusal("grammars", str(error), FULL_RETRY_MS))
 
-    def _cancel_compiling(self, key: tuple[str, bytes], message: str) -> None:
+    def _cancel_compiling(self, key: SessionKey, message: str) -> None:
         """Answers an opening that waits for its grammar, if there is one."""
         if (job := self._compiling.pop(key, None)) is not None:
             assert isinstance(job.request, OpenRequest) and job.request.sampling.grammar is not None

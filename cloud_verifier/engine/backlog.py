@@ -13,7 +13,7 @@ from collections.abc import Set
 from dataclasses import dataclass, field
 
 from outrider.cloud_verifier.config import QueueLimits
-from outrider.cloud_verifier.engine.line import MAX_PLACES, Key, RefusedLine
+from outrider.cloud_verifier.engine.line import MAX_PLACES, RefusedLine, SessionKey
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.step_time import LeastSquaresTime
 
@@ -90,7 +90,7 @@ class Backlog:
         self._limits = limits
         self._max_retry_ms = min(max_retry_ms, MAX_RETRY_MS)
         self._line = RefusedLine(clock)
-        self._refused: set[Key] = set()  # sessions, since the engine last asked
+        self._refused: set[SessionKey] = set()  # sessions, since the engine last asked
         self._max_step_tokens = max_step_tokens
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._times = LeastSquaresTime(_STEP_MEMORY)
@@ -173,7 +173,7 @@ class Backlog:
         with self._lock:
             self._rounds.taken, self._rounds.arrived = self._rounds.arrived, _Tokens()
 
-    def take_refused(self) -> Set[Key]:
+    def take_refused(self) -> Set[SessionKey]:
         """Returns the sessions of which a request was refused since the last call."""
         with self._lock:
             refused, self._refused = self._refused, set()
@@ -242,7 +242,7 @@ class Backlog:
             self._note_refused(place)
         return refusal
 
-    def _note_refused(self, session: Key) -> None:
+    def _note_refused(self, session: SessionKey) -> None:
         if len(self._refused) < MAX_PLACES:
             self._refused.add(session)
 

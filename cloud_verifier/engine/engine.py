@@ -20,9 +20,10 @@ from outrider.cloud_verifier.engine.admission import Admission
 from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, Backlog
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import Awaited, MakeRows, RoundFinisher, awaited, make_rows
-from outrider.cloud_verifier.engine.gathering import Gathering, SessionKey
+from outrider.cloud_verifier.engine.gathering import Gathering
 from outrider.cloud_verifier.engine.idle_time import IdleClock
 from outrider.cloud_verifier.engine.job import Job
+from outrider.cloud_verifier.engine.line import SessionKey
 from outrider.cloud_verifier.engine.observe import EngineObserver, memory_use
 from outrider.cloud_verifier.engine.scheduler import ADMISSION_S, FairQueue, Plan, Scheduler
 from outrider.cloud_verifier.engine.session_manager import SessionManager

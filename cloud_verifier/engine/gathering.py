@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outrider.cloud_verifier.engine.line import SessionKey
 from outrider.common.step_time import LeastSquaresTime
 
 MAX_WAIT_SHARE = 0.7  # of a step's fixed time: what a wait can spare at most is all of it
@@ -17,8 +18,6 @@ PAUSE_MEMORY = 0.8  # of a session's pauses, with each later one
 NUM_DEVIATIONS = 2.0  # after its mean pause a session is awaited so long ...
 SLACK_S = 0.0005  # ... and this
 STEP_MEMORY = 0.998  # of steps' times: steps of one size, as equal sessions have, show no fixed time
-
-SessionKey = tuple[str, bytes]  # tenant, session id
 
 
 @dataclass(slots=True)

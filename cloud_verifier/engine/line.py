@@ -15,7 +15,7 @@ from outrider.common.clock import Clock
 MAX_PLACES = 4096  # rounds beyond are refused without a place
 _LATE_S = 0.5  # for which a place is kept after its hint: a round trip, and a thread that wakes up late
 
-Key = tuple[str, bytes]
+SessionKey = tuple[str, bytes]
 """A tenant and a session's id."""
 
 
@@ -33,12 +33,12 @@ class RefusedLine:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._places: OrderedDict[Key, _Place] = OrderedDict()
+        self._places: OrderedDict[SessionKey, _Place] = OrderedDict()
         self._joined = self._left = 0
         self._own_joined: Counter[str] = Counter()
         self._own_left: Counter[str] = Counter()
 
-    def before(self, key: Key) -> tuple[int, int]:
+    def before(self, key: SessionKey) -> tuple[int, int]:
         """Returns the tokens refused before this session's place, or before a new one: all, and the tenant's."""
         self._drop_late()
         place, tenant = self._places.get(key), key[0]
@@ -47,7 +47,7 @@ class RefusedLine:
             joined, own = place.joined, place.own_joined
         return max(0, joined - self._left), max(0, own - self._own_left.get(tenant, 0))
 
-    def join(self, key: Key, num_tokens: int, retry_ms: int) -> None:
+    def join(self, key: SessionKey, num_tokens: int, retry_ms: int) -> None:
         """Takes a place at the end, or keeps the one that the session has, until after its next try."""
         until_s = self._clock.now() + retry_ms / 1e3 + _LATE_S
         if (place := self._places.get(key)) is not None:
@@ -57,7 +57,7 @@ class RefusedLine:
             self._joined += num_tokens
             self._own_joined[key[0]] += num_tokens
 
-    def leave(self, key: Key) -> None:
+    def leave(self, key: SessionKey) -> None:
         """Gives up the session's place, if it has one."""
         if (place := self._places.pop(key, None)) is not None:
             self._left += place.num_tokens

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from outrider.cloud_verifier.engine.forward_time import ForwardTime
 from outrider.cloud_verifier.engine.job import Job
-from outrider.cloud_verifier.engine.line import Key
+from outrider.cloud_verifier.engine.line import SessionKey
 
 _HOST_MEMORY = 0.8  # weight that a tenant's mean host time keeps with every later work
 HOST_SHARE = 0.25  # of the largest forward's time: what expensive works may add to a step of several tenants
@@ -300,7 +300,7 @@ class FairQueue:
     def __init__(self) -> None:
         self._arrived: deque[Job] = deque()
         self._waiting: dict[str, deque[Job]] = {}
-        self._num_of: dict[Key, int] = {}  # jobs in `_waiting`, by session
+        self._num_of: dict[SessionKey, int] = {}  # jobs in `_waiting`, by session
         self._spent_s: dict[str, float] = {}
         self._floor_s = 0.0  # spent by the tenant whose turn was last; only rises
         # Each is changed by one thread: jobs and tokens.
@@ -319,7 +319,7 @@ class FairQueue:
         self._num_put = [self._num_put[0] + 1, self._num_put[1] + job.num_tokens]
         self._arrived.append(job)
 
-    def has_job_of(self, key: Key) -> bool:
+    def has_job_of(self, key: SessionKey) -> bool:
         """Returns whether there is a job of the session. For the thread that takes."""
         if self._arrived:
             self._sort_arrived()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from outrider.cloud_verifier.backends.base import TargetBackend
 from outrider.cloud_verifier.engine.idle_time import SWEEP_S, IdleClock
 from outrider.cloud_verifier.engine.job import Job
-from outrider.cloud_verifier.engine.line import Key
+from outrider.cloud_verifier.engine.line import SessionKey
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.scheduler import OTHERS_ABOUT_S
 from outrider.cloud_verifier.engine.session import Session
@@ -52,7 +52,7 @@ class SessionManager:
         limits: Limits,
         tenant_max_sessions: int,
         clock: Clock,
-        has_arrived: Callable[[Key], bool],
+        has_arrived: Callable[[SessionKey], bool],
     ) -> None:
         """`tenant_max_sessions` of 0 is no limit but `limits.max_sessions`. `has_arrived` returns whether a request of
         a session waits to be admitted: that session is not idle."""
@@ -65,7 +65,7 @@ class SessionManager:
         self.idle_clock = IdleClock(clock)
         self._clock = clock
         self._has_arrived = has_arrived
-        self._sessions: OrderedDict[Key, Session] = OrderedDict()
+        self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
         self._num_of: Counter[str] = Counter()  # sessions of each tenant that has any
         self._num_opened = 0
         self._released: deque[Session] = deque()  # with jobs that waited for the work that has ended
@@ -130,7 +130,7 @@ class SessionManager:
             if not self._num_of[session.tenant]:
                 del self._num_of[session.tenant]
 
-    def note_used(self, keys: Iterable[Key]) -> None:
+    def note_used(self, keys: Iterable[SessionKey]) -> None:
         """Notes that sessions are in use of which no request was admitted; those that are not known are passed over."""
         for key in keys:
             if (session := self._sessions.get(key)) is not None:

@@ -33,9 +33,8 @@ def _status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
             return grpc.StatusCode.INVALID_ARGUMENT, str(error)
         case SupersededError():
             return grpc.StatusCode.ABORTED, str(error)
-        case (
-            ShuttingDownError() | IdleError() | TooManyCallsError() | UnreadError()
-        ):  # a client may connect again
+        # A client may connect again.
+        case ShuttingDownError() | IdleError() | TooManyCallsError() | UnreadError():
             return grpc.StatusCode.UNAVAILABLE, str(error)
         case _:
             return grpc.StatusCode.INTERNAL, "the verifier failed here; its log says where"

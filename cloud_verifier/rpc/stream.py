@@ -10,6 +10,7 @@ from outrider.cloud_verifier.engine.admission import MAX_WAITING
 from outrider.cloud_verifier.engine.backlog import AdmissionTicket, Backlog, Refusal
 from outrider.cloud_verifier.engine.idle_time import IdleClock
 from outrider.cloud_verifier.engine.job import Disconnect, Job, num_tokens_of_round
+from outrider.cloud_verifier.engine.line import SessionKey
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
 from outrider.cloud_verifier.rpc.mailbox import Mailbox
@@ -40,9 +41,6 @@ from outrider.common.types import (
 # sends it would send the next at once, and each message takes the event loop time that the rounds of others wait for.
 # A refused round costs as much, or its hint where that is shorter, beyond those that a session may have in flight.
 REJECTION_S = 0.1
-
-SessionKey = tuple[str, bytes]
-"""A tenant and its id of a session."""
 
 
 class SupersededError(Exception):
@@ -332,9 +330,9 @@ def invalid(round_id: int, error: InvalidFieldError) -> RoundError:
 
 
 def waiting_refusal(
-    context: StreamContext, session: tuple[str, bytes], request: SessionRequest, limit: str
+    context: StreamContext, session: SessionKey, request: SessionRequest, limit: str
 ) -> RoundError:
-    """Returns the answer to a request that would hold more than `limit` allows. `session` is a tenant and an id."""
+    """Returns the answer to a request that would hold more than `limit` allows."""
     context.observer.on_refused("waiting")
     context.backlog.note_refused(*session)
     round_id, retry_ms = getattr(request, "round_id", 0), context.backlog.retry_ms()

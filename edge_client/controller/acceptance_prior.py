@@ -91,7 +91,7 @@ class AcceptancePrior:
 
     @property
     def time_ratios(self) -> Mapping[ExecutionMode, float]:
-        """Returns the time that modes took : the cost model's, of those that ran in the last sequences."""
+        """Returns the time that modes took relative to the cost model's, of those that ran in the last sequences."""
         with self._lock:
             return dict(self._time_ratios)
 

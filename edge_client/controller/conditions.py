@@ -118,8 +118,8 @@ class Conditions:
 
     @property
     def time_ratios(self) -> Mapping[ExecutionMode, float]:
-        """Returns the time that each mode takes : the cost model's. Where both sides share processors, say, a draft
-        slows the verification that it overlaps, which makes pipelined rounds longer."""
+        """Returns the time that each mode takes relative to the cost model's. Where both sides share processors, say, a
+        draft slows the verification that it overlaps, which makes pipelined rounds longer."""
         return {mode: times.value for mode, times in self._times.items()}
 
     @property
@@ -150,7 +150,7 @@ class Conditions:
 
     @property
     def tree_yield(self) -> float:
-        """Returns the tokens a second that trees bring : those that the cost model expects."""
+        """Returns the tokens a second that trees bring relative to those that the cost model expects."""
         return self._tree_tokens / self._expected_tree_tokens / self._tree_times.value
 
     @property

@@ -104,7 +104,7 @@ class ControllerSettings:
     # and of the expectation that the other modes take what the cost model says.
     pipelined_excess_share: float = 0.03
     time_ratio_weight_rounds: float = 8.0
-    longest_gap_rounds: float = 4.0  # between two answers, that counts as what a mode takes: a stall is none
+    longest_gap_rounds: float = 4.0  # by hand: between two answers, that a mode takes; a stall is longer
     min_alpha_probability: float = 0.002  # of a rate, below which a decision leaves it out
     cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
     min_rounds: int = 2  # before round times are used: the first finds cold caches

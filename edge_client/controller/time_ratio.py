@@ -1,4 +1,4 @@
-"""Measured : expected times of rounds, learned round by round. Pure."""
+"""Times of rounds relative to the expected ones, learned round by round. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from outrider.edge_client.controller.settings import SETTINGS
 
 
 class TimeRatio:
-    """Learns what rounds take : what is expected of them. Later rounds let both the earlier ones and the prior be
-    forgotten, and rounds of another kind let it return to the prior: what was learned long ago rules nothing out.
+    """Learns what rounds take relative to what is expected of them. Later rounds let both the earlier ones and the
+    prior be forgotten, and rounds of another kind let it return to the prior: what was learned long ago rules nothing
+    out.
 
     It is a ratio of sums: of answers that arrive together the first one came late by what the others came early.
     """

@@ -73,9 +73,8 @@ class KernelAttention(FixedAttention):
 
     launches: list[tuple[slice, Index]]
     split_tokens: int
-    parts: list[Parts] = field(
-        default_factory=list
-    )  # of each launch, in the same memory, from the first layer on
+    # Of each launch, in the same memory, from the first layer on.
+    parts: list[Parts] = field(default_factory=list)
 
     def __call__(
         self, query: torch.Tensor, key_pool: KVPool, value_pool: KVPool, rule: AttentionRule

@@ -24,9 +24,8 @@ class Rows:
     tempered_probs: NDArray[np.float32]  # softmax(tempered_logits)
     candidates: Candidates | None = None  # under dropout, where the variant of the graph runs
     is_constrained: bool = False  # ids that a grammar excludes are at -inf
-    is_ended: bool = (
-        False  # bad words left nothing that the grammar allows: end-of-text is, and they are not applied
-    )
+    # Bad words left nothing that the grammar allows: end-of-text is allowed then, and they are not applied.
+    is_ended: bool = False
     hidden: NDArray[np.float32] | None = (
         None  # [k, hidden_size], what the head reads, where a head is learned
     )

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.fakes import FakeBackend
@@ -71,6 +72,14 @@ def raw(pattern: str) -> Grammar:
 
 def opening(pattern: str, sampling: SamplingParams = GREEDY, name: int = 1) -> OpenRequest:
     return OpenRequest(bytes([name]) * 16, (5, 6, 7), 3, replace(sampling, grammar=raw(pattern)))
+
+
+def begin_list(**fields: Any) -> tuple[Harness, OpenRequest, list[int]]:
+    """Opens a session whose grammar is `LIST`; returns its opening, and what the target alone writes."""
+    harness = Harness(grammars=tiny_store())
+    request = replace(opening(LIST), **fields)
+    assert isinstance(harness.ask(request.session_id, request), Opened)
+    return harness, request, harness.reference((5, 6, 7), replace(GREEDY, grammar=tiny(LIST)), 12)
 
 
 def refusal(harness: Harness, request: OpenRequest) -> RoundError:
@@ -223,10 +232,7 @@ def test_masks_that_take_too_long_end_their_own_session_alone(monkeypatch: pytes
 def test_a_mask_that_drafted_tokens_alone_need_cuts_the_draft_and_ends_no_text(
     method: Method, parents: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    harness = Harness(grammars=tiny_store())
-    expected = harness.reference((5, 6, 7), replace(GREEDY, grammar=tiny(LIST)), 12)
-    request = replace(opening(LIST), method=method, num_logprobs=2)
-    assert isinstance(harness.ask(request.session_id, request), Opened)
+    harness, request, expected = begin_list(method=method, num_logprobs=2)
     asked = cost_by_path(monkeypatch, lambda path: (0.01, 0.02, 0.06)[len(path)])
     chain, tokens = TokenChain([5, 6, 7, expected[0]]), (*expected[1:4], 31)
     supports = list(map(certain, tokens))
@@ -255,10 +261,7 @@ def test_a_mask_that_drafted_tokens_alone_need_cuts_the_draft_and_ends_no_text(
 def test_a_draft_whose_bonus_has_no_mask_is_accepted_in_full_and_the_next_round_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    harness = Harness(grammars=tiny_store())
-    expected = harness.reference((5, 6, 7), replace(GREEDY, grammar=tiny(LIST)), 12)
-    request = opening(LIST)
-    assert isinstance(harness.ask(request.session_id, request), Opened)
+    harness, request, expected = begin_list()
     cost_by_path(monkeypatch, lambda path: 0.06 if len(path) == 2 else 0.01)
     chain = TokenChain([5, 6, 7, expected[0]])
     first = harness.submit(request.session_id, round_of(chain, 1, expected[1:3], pipelined=True))
@@ -273,10 +276,7 @@ def test_a_draft_whose_bonus_has_no_mask_is_accepted_in_full_and_the_next_round_
 def test_masks_of_drafts_pay_for_what_earlier_rounds_took_beyond_their_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    harness = Harness(grammars=tiny_store())
-    expected = harness.reference((5, 6, 7), replace(GREEDY, grammar=tiny(LIST)), 12)
-    request = opening(LIST)
-    assert isinstance(harness.ask(request.session_id, request), Opened)
+    harness, request, expected = begin_list()
     asked = cost_by_path(monkeypatch, lambda path: 0.13 if path else 0.01)
     chain, num_asked = TokenChain([5, 6, 7, expected[0]]), list[int]()
     for round_id in range(1, 7):
