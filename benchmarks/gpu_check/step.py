@@ -31,6 +31,7 @@ NUM_ROWS = 5  # a session's: four drafted tokens and the bonus
 SESSIONS, CONTEXTS = (1, 4, 16, 64), (512, 4096)
 COUNTED_SESSIONS, COUNTED_CONTEXT = 64, 300
 JUDGED_SESSIONS = (1, 16)
+VERIFYING = "exact"  # the decoder whose steps are compared with those of cloud-only
 NUM_SHOWN = 10  # of the kernels that took longest
 # Id, the two decoders, the most that the ratio of their times may be, and what it is.
 COMPARED = (
@@ -121,17 +122,28 @@ def _run_decoder(
                 )
                 target = at_most(decoder.max_ratio) if is_judged and decoder.max_ratio else None
                 report.figure(f"gpu.step7b.{name}.{num_sessions}", what, ms / floor_ms, "ratio", target)
+                if name == VERIFYING:
+                    one = open_step(backend, num_sessions, context, num_rows=1)
+                    cost = ms / setting.wall_ms(one.run)
+                    one.close()
+                    what = f"step of {num_sessions} x 5 rows over {context} tokens : of 1 row each, {name}"
+                    report.figure(f"gpu.verify_cost.{num_sessions}", what, cost, "ratio")
 
 
 class Step:
     """Runs the same step again and again: a forward of a few rows of each session, then their samples."""
 
     def __init__(
-        self, backend: PagedBackend, sequences: Sequence[KVSequence], context: int, counts_rows: bool
+        self,
+        backend: PagedBackend,
+        sequences: Sequence[KVSequence],
+        context: int,
+        num_rows: int,
+        counts_rows: bool,
     ) -> None:
         self._backend, self._sequences, self._context = backend, sequences, context
-        ids = [[(7 * i + j) % backend.num_tokens for j in range(NUM_ROWS)] for i in range(len(sequences))]
-        self._items = [ForwardItem(each, row, NUM_ROWS) for each, row in zip(sequences, ids, strict=True)]
+        ids = [[(7 * i + j) % backend.num_tokens for j in range(num_rows)] for i in range(len(sequences))]
+        self._items = [ForwardItem(each, row, num_rows) for each, row in zip(sequences, ids, strict=True)]
         self._rounds = [
             StepRound(SamplingParams(temperature=0.8, seed=i), context, (), (), tuple(row[1:]))
             for i, row in enumerate(ids)
@@ -165,9 +177,15 @@ class Step:
         close_all(self._backend, self._sequences)
 
 
-def open_step(backend: PagedBackend, num_sessions: int, context: int, counts_rows: bool = True) -> Step:
+def open_step(
+    backend: PagedBackend,
+    num_sessions: int,
+    context: int,
+    num_rows: int = NUM_ROWS,
+    counts_rows: bool = True,
+) -> Step:
     """Returns the step of sequences whose contexts are so long."""
-    return Step(backend, open_sequences(backend, num_sessions, context), context, counts_rows)
+    return Step(backend, open_sequences(backend, num_sessions, context), context, num_rows, counts_rows)
 
 
 def _profile(setting: Setting, report: Report, run: Callable[[], None]) -> dict[str, Any]:

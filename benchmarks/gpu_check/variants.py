@@ -118,11 +118,15 @@ def _make_own(
 
 @dataclass(frozen=True)
 class Served:
-    """Holds flags of a verifier, the packages that they need, and the draft sources that it has with them."""
+    """Holds flags of a verifier, the packages that they need, and the draft sources that it has with them.
+
+    Heads of the kind `trained` are trained for it first, for some seconds.
+    """
 
     flags: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     draft_sources: tuple[str, ...] = ()
+    trained: str = ""
 
 
 ATTENTIONS = {"sdpa": Attention(_make_sdpa), "paged": Attention(_make_paged, has_exact_rows=True)}
@@ -152,6 +156,7 @@ SERVED = {
         (*(flag for head in HEADS for flag in ("--heads", str(EMBEDDED / "heads" / head))), "--lookahead"),
         draft_sources=(*HEADS, "lookahead"),
     ),
+    "eagle": Served(trained="eagle", draft_sources=("eagle",)),
     "fp8_kv": Served(("--kv-dtype", "fp8")),
     "nf4": Served(("--quantize", "nf4"), ("bitsandbytes", "accelerate")),
 }
