@@ -34,9 +34,10 @@ JUDGED_SESSIONS = (1, 16)
 VERIFYING = "exact"  # the decoder whose steps are compared with those of cloud-only
 NUM_SHOWN = 10  # of the kernels that took longest
 # Id, the two decoders, the most that the ratio of their times may be, and what it is.
-COMPARED = (
+COMPARED: tuple[tuple[str, tuple[str, str], float | None, str], ...] = (
     ("gpu.graph", ("graphs", "eager"), 0.4, "with CUDA graphs : without"),
     ("gpu.exact_cost", ("exact", "graphs"), 1.25, "with exact rows : without"),
+    ("gpu.fp8_cost", ("exact_fp8_kv", "exact"), None, "with the KV pool in FP8 : in bfloat16, exact rows"),
 )
 
 
@@ -80,7 +81,7 @@ def run(setting: Setting, report: Report) -> None:
             one, other = (step_ms.get((name, num_sessions)) for name in names)
             if one and other:
                 what = f"step of {num_sessions} x 5 rows {what}"
-                target = at_most(most) if num_sessions in JUDGED_SESSIONS else None
+                target = at_most(most) if most and num_sessions in JUDGED_SESSIONS else None
                 report.figure(f"{id}.{num_sessions}", what, one / other, "ratio", target)
 
 

@@ -137,13 +137,13 @@ PRODUCTS = {
     "unsplit_padded": Product(UnsplitLibrary, padded_rows=128, has_exact_rows=True),
     "persistent": Product(OwnKernel, has_exact_rows=True, is_tried=True),
 }
-# What is served first; then what it is compared with.
+# Those with exact rows come last: they change how the library multiplies in this process.
 DECODERS = {
     "graphs": Decoder(partial(_make_own, has_graphs=True), max_ratio=1.4),
     "eager": Decoder(partial(_make_own, has_graphs=False), max_calls=400),
-    "exact": Decoder(partial(_make_own, has_graphs=True, exact_rows="on")),
-    "fp8_kv": Decoder(partial(_make_own, has_graphs=True, has_fp8_kv=True)),
     "transformers": Decoder(_make_transformers),
+    "exact": Decoder(partial(_make_own, has_graphs=True, exact_rows="on")),
+    "exact_fp8_kv": Decoder(partial(_make_own, has_graphs=True, exact_rows="on", has_fp8_kv=True)),
 }
 TEXTS = {
     "float32": Texts("float32", "auto", is_exact=True),
