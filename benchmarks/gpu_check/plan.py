@@ -37,15 +37,15 @@ class Stage:
 # for a cold disk, as all others wait for it.
 STAGES = (
     Stage("environment", "environment", 60, ("torch",), is_needed=True),
-    Stage("kernels", "kernels", 40, (*CORE, "triton")),
+    Stage("kernels", "kernels", 35, (*CORE, "triton")),
     Stage("attention", "attention", 35),
-    Stage("step", "step", 85, DECODER),
-    Stage("texts", "texts", 75, (*DECODER, "tokenizers")),
+    Stage("step", "step", 60, DECODER),
+    Stage("texts", "texts", 60, (*DECODER, "tokenizers")),
     Stage("products", "products", 15),
     Stage("products_no_split_k", "products", 10, environment=NO_SPLIT_K),
-    Stage("load", "load", 70, SERVER),
-    Stage("served", "served", 130, (*SERVER, "tqdm")),
-    Stage("tests", "marked_tests", 90, (*DECODER, "pytest", "tokenizers")),
+    Stage("load", "load", 50, SERVER),
+    Stage("served", "served", 110, (*SERVER, "tqdm")),
+    Stage("tests", "marked_tests", 85, (*DECODER, "pytest", "tokenizers")),
     Stage("training", "training", 40, (*DECODER, "tqdm", "tokenizers")),
 )
 TOTAL_S = sum(stage.limit_s for stage in STAGES)

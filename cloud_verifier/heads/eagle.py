@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import cast
+from collections.abc import Sequence
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
-from outrider.cloud_verifier.heads.eagle_kv import EagleKv, WaitingStates
+from outrider.cloud_verifier.heads.eagle_kv import EagleKv, RunKv, WaitingStates
 from outrider.cloud_verifier.heads.eagle_modules import EagleDraft, attention
 from outrider.cloud_verifier.heads.features import FeatureLog
-from outrider.cloud_verifier.heads.sequence import Head, HeadFacts, HeadSequence
+from outrider.cloud_verifier.heads.sequence import Asked, Head, HeadFacts, HeadRun, HeadSequence
 from outrider.common.types import TokenIds
 from outrider.edge_client.drafting.rows.rows import Rows
 from outrider.edge_client.drafting.rows.sampler import DraftSampler
@@ -21,6 +22,7 @@ from outrider.edge_client.drafting.rows.tree import TreeKv
 from outrider.edge_client.drafting.spec import HIDDEN
 
 CHUNK = 256  # pairs that a run of the layer reads at most
+FEW = 16  # pairs that are read together with those of other sequences, which are padded to as many
 MAX_DEPTH = 6  # tokens of a path, as in the code of its authors; deeper runs cost more than they add
 
 
@@ -30,19 +32,17 @@ class EagleHead(Head):
     weights: EagleDraft
 
     def __init__(self, backend: PagedBackend, facts: HeadFacts, weights: EagleDraft) -> None:
-        super().__init__(backend, facts, weights, EagleSequence)
+        super().__init__(backend, facts, weights, EagleRun, EagleSequence)
 
     @torch.inference_mode()
     def last_features(self, rows: slice) -> Tensor:
         """Returns the states [tokens, size] of the features of some tokens of the target's last forward."""
         return self.weights.fuse(super().last_features(rows))
 
-    def embed(self, token_ids: Sequence[int]) -> Tensor:
-        """Returns the draft's input embeddings [n, size], its own where it has them."""
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Returns the draft's input embeddings [*, size], its own where it has them."""
         own = self.weights.embedding
-        if own is None:
-            return super().embed(token_ids)
-        embedded: Tensor = own(torch.tensor(token_ids, dtype=torch.int64, device=self.backend.device))
+        embedded: Tensor = super().embed(token_ids) if own is None else own(token_ids)
         return embedded
 
     def score(self, states: Tensor) -> Tensor:
@@ -53,12 +53,10 @@ class EagleHead(Head):
 
 
 class EagleSequence(HeadSequence):
-    """Drafts one sequence. Its KV is that of pairs (x[t + 1], f[t]) of the target's own features; what it computes for
-    drafted tokens is dropped with the next verdict, when their features are known.
+    """Holds what one sequence keeps between drafts: the KV of its pairs (x[t + 1], f[t]), and the state of the last.
 
         text   x[0] … x[n - 1]
         pairs  (x[1], f[0]) … (x[n - 1], f[n - 2])      the last one's state is scored for the first drafted token
-        nodes  (drafted, state of the pair or node before) …
 
     Where features are missing (the prefix cache, an eviction) the pairs after them are read at their own positions.
     """
@@ -67,102 +65,164 @@ class EagleSequence(HeadSequence):
         self, head: Head, sampler: DraftSampler, temperature: float, num_prompt_tokens: int | None
     ) -> None:
         super().__init__(head, sampler, temperature, num_prompt_tokens)
-        self._eagle = cast(EagleHead, head)
         self._waiting = WaitingStates()
-        self._kv = EagleKv()
-        self._tree: TreeKv | None = None  # that starts after the pairs
-        self._states: dict[
-            TokenIds, Tensor
-        ] = {}  # by path, after its last token, [1, size]; after the last pair by ()
+        self.kv = EagleKv()
+        self.last_state: Tensor | None = None  # [1, size], after the last pair
 
     @property
     def num_kv_bytes(self) -> int:
         """Returns the size of the KV and of the states that wait for it, in bytes."""
-        return self._kv.num_bytes + self._waiting.num_bytes
+        return self.kv.num_bytes + self._waiting.num_bytes
 
     @property
     def is_ready(self) -> bool:
         """Returns whether the pair is known that ends with the last committed token."""
         position = len(self._text) - 2
-        is_fed = bool(self._states) and self._kv.positions[-1] == position
+        is_fed = self.last_state is not None and self.kv.positions[-1] == position
         return is_fed or self._waiting.num_before(position + 1) > self._waiting.num_before(position)
+
+    @property
+    def num_unread(self) -> int:
+        """Returns how many pairs of committed tokens are not in the KV."""
+        return self._waiting.num_before(len(self._text) - 1)
 
     def read(self, features: FeatureLog) -> None:
         """Takes the features that it has not read before. Those of a long prompt become KV as tokens are committed."""
         start, states = features.start, features.take()
         if states is not None:
-            known = max((*self._waiting.positions[-1:], *self._kv.positions[-1:]), default=-1) + 1
+            known = max((*self._waiting.positions[-1:], *self.kv.positions[-1:]), default=-1) + 1
             self._waiting.append(start, states, known)
+
+    def take(self, num_pairs: int) -> tuple[list[int], list[int], Tensor]:
+        """Returns the next pairs to be read: positions, token ids, and states [num_pairs, size]."""
+        positions, states = self._waiting.take(num_pairs)
+        return positions, [self._text[position + 1] for position in positions], states
+
+    def keep(self, positions: list[int], own: Tensor, last_state: Tensor) -> None:
+        """Keeps the KV [2, kv_heads, n, head_dim] of pairs that were read, and the state after the last [1, size]."""
+        self.kv.append(positions, own)
+        self.last_state = last_state
 
     def truncate(self, position: int) -> None:
         """Rolls back to the first `position` tokens, and to the pairs of them."""
         super().truncate(position)
-        num_pairs = len(self._kv.positions)
-        self._kv.truncate(position - 1)
+        num_pairs = len(self.kv.positions)
+        self.kv.truncate(position - 1)
         self._waiting.truncate(position)
-        if len(self._kv.positions) < num_pairs:
-            self._forget_nodes()
-
-    def feed_root(self) -> Rows:
-        """See `RowsSequence.feed_root`. Feeds the pairs that the KV lacks."""
-        num_known = self._waiting.num_before(len(self._text) - 1)
-        for start in range(0, num_known, CHUNK):
-            positions, states = self._waiting.take(min(CHUNK, num_known - start))
-            self._feed_pairs(positions, states)
-        self._tree = TreeKv(len(self._kv.positions))
-        self._states = {(): self._states[()]}
-        return self._rows(self._eagle.score(self._states[()]))
-
-    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
-        """See `RowsSequence.feed_paths`. All paths are one run of the layer."""
-        assert self._tree is not None, "the root comes first"
-        if not paths:
-            return
-        start, num_pairs = self._tree.end, self._tree.start
-        bias = torch.zeros(len(paths), start + len(paths))
-        bias[:, num_pairs:] = torch.from_numpy(self._tree.add(paths))
-        states = torch.cat([self._states[path[:-1]] for path in paths])
-        positions = [len(self._text) - 2 + len(path) for path in paths]
-        nexts = self._run([path[-1] for path in paths], states, positions, start, bias)
-        self._states |= zip(paths, torch.split(nexts, 1), strict=True)
-        rows = self._rows(self._eagle.score(nexts))
-        for index in range(len(paths)):
-            yield rows.one(index), int(index == 0)
+        if len(self.kv.positions) < num_pairs:
+            self.last_state = None
 
     def close(self) -> None:
         """Frees the KV."""
-        self._waiting, self._kv = WaitingStates(), EagleKv()
-        self._forget_nodes()
+        self._waiting, self.kv, self.last_state = WaitingStates(), EagleKv(), None
 
     def check_integrity(self) -> None:
-        """Asserts that pairs are of committed tokens, and that a tree follows them."""
-        self._kv.check_integrity()
-        positions = self._kv.positions
+        """Asserts that pairs are of committed tokens."""
+        self.kv.check_integrity()
+        positions = self.kv.positions
         assert not positions or positions[-1] < len(self._text) - 1, "KV of a token that is not committed"
-        if self._tree is not None:
-            assert self._tree.start == len(positions), "the tree does not follow the pairs"
-            self._tree.check_integrity()
 
-    def _feed_pairs(self, positions: list[int], states: Tensor) -> None:
-        start, count = len(self._kv.positions), len(positions)
-        bias = torch.zeros(count, start + count)
-        bias[:, start:] = torch.full((count, count), HIDDEN).triu(1)
-        token_ids = [self._text[position + 1] for position in positions]
-        self._states = {(): self._run(token_ids, states, positions, start, bias)[-1:]}
-        self._kv.positions += positions
+
+class EagleRun(HeadRun):
+    """Runs the layer for several sequences at once, each padded to the longest: once for the pairs that they have not
+    read, and for the nodes that they ask for at a time.
+
+    A node reads the state of the pair or node before in the place of a feature. Its KV is dropped with the run, as its
+    features are known after the verdict.
+    """
+
+    _head: EagleHead
+    _sequences: Sequence[EagleSequence]
+
+    def __init__(self, head: Head, sequences: Sequence[HeadSequence]) -> None:
+        super().__init__(head, sequences)
+        for each in self._sequences:
+            while (num_more := each.num_unread - FEW) > 0:
+                self._read([each], [min(CHUNK, num_more)])
+        self._kv = self._read(self._sequences, [each.num_unread for each in self._sequences])
+        self._trees = [TreeKv(self._kv.end) for _ in sequences]
+        self._states = torch.cat([_known(each.last_state) for each in self._sequences])  # [n, size]
+        # By sequence and path, where the state after its last token is.
+        self._rows: dict[tuple[int, TokenIds], int] = {
+            (number, ()): number for number in range(len(sequences))
+        }
+
+    def roots(self) -> list[Rows]:
+        """See `HeadRun.roots`."""
+        logits = self._head.score(self._states).float().cpu()
+        return [each.rows(logits[[number]]) for number, each in enumerate(self._sequences)]
+
+    def after(self, asked: Sequence[Asked]) -> list[list[Rows]]:
+        """See `HeadRun.after`. All paths are one run of the layer."""
+        width, kv = max(len(paths) for _, paths in asked), self._kv
+        end = kv.end + width
+        ids, positions, before = np.zeros((3, len(self._sequences), width), np.int64)
+        bias = np.full((len(self._sequences), width, end - self._trees[0].start), HIDDEN, np.float32)
+        for number, paths in asked:
+            visible = self._trees[number].add(paths)
+            bias[number, : len(paths), : visible.shape[1]] = visible
+            for place, path in enumerate(paths):
+                ids[number, place] = path[-1]
+                positions[number, place] = len(self._sequences[number].token_ids) - 2 + len(path)
+                before[number, place] = self._rows[number, path[:-1]]
+        for tree in self._trees:
+            tree.end = end  # slots are left out where a sequence asks for less
+        states = self._states[torch.from_numpy(before).to(self._states.device)]
+        nexts = self._run(kv, ids, states, positions, bias)
+        first = len(self._states)
+        self._states = torch.cat((self._states, nexts.flatten(0, 1)))
+        logits = self._head.score(nexts.flatten(0, 1)).float().cpu()
+        found = []
+        for number, paths in asked:
+            rows = [number * width + place for place in range(len(paths))]
+            self._rows |= {(number, path): first + row for path, row in zip(paths, rows, strict=True)}
+            found.append([self._sequences[number].rows(logits[[row]]) for row in rows])
+        return found
+
+    def _read(self, sequences: Sequence[EagleSequence], counts: Sequence[int]) -> RunKv:
+        """Reads so many pairs of each sequence; returns the KV of all, these included."""
+        weights, width = self._head.weights, max(counts)
+        kv = RunKv([each.kv for each in sequences], weights.device, weights.dtype)
+        if not width:
+            return kv
+        taken = {n: sequences[n].take(count) for n, count in enumerate(counts) if count}
+        ids, positions = np.zeros((2, len(sequences), width), np.int64)
+        for number, (places, token_ids, _) in taken.items():
+            ids[number, : len(places)], positions[number, : len(places)] = token_ids, places
+        some = next(iter(taken.values()))[2]
+        states = [taken[n][2] if n in taken else some[:0] for n in range(len(sequences))]
+        bias = np.triu(np.full((1, width, width), HIDDEN, np.float32), 1)
+        nexts = self._run(kv, ids, pad_sequence(states, batch_first=True), positions, bias)
+        own = kv.last(width)
+        for number, (places, _, _) in taken.items():
+            count = len(places)
+            sequences[number].keep(places, own[:, number, :, :count], nexts[number, count - 1 : count])
+        kv.show(counts)
+        return kv
 
     def _run(
-        self, token_ids: Sequence[int], states: Tensor, positions: Sequence[int], start: int, bias: Tensor
+        self,
+        kv: RunKv,
+        ids: NDArray[np.int64],
+        states: Tensor,
+        positions: NDArray[np.int64],
+        bias: NDArray[np.float32],
     ) -> Tensor:
-        """Returns the next states [n, size] of pairs or nodes, whose KV takes the slots from `start` on."""
+        """Returns the next states [sequences, n, size] of pairs or nodes. `bias` [sequences or 1, n, m] is that of the
+        columns after those which `kv` shows."""
         device, dtype = states.device, states.dtype
-        attend = partial(self._attend, start, bias.to(device, dtype))
-        embedded = self._eagle.embed(token_ids)
-        nexts: Tensor = self._eagle.weights(embedded, states, torch.tensor(positions, device=device), attend)
+        seen = kv.bias.expand(-1, ids.shape[1], -1)
+        hidden = torch.from_numpy(bias).to(device, dtype).expand(len(seen), -1, -1)
+        whole = torch.cat((seen, hidden), dim=-1)
+        on_device = torch.from_numpy(np.stack((ids, positions))).to(device)
+
+        def attend(query: Tensor, own: Tensor) -> Tensor:
+            return attention(query, kv.extend(own), whole)
+
+        nexts: Tensor = self._head.weights(self._head.embed(on_device[0]), states, on_device[1], attend)
         return nexts
 
-    def _attend(self, start: int, bias: Tensor, query: Tensor, own: Tensor) -> Tensor:
-        return attention(query, self._kv.extend(start, own), bias)
 
-    def _forget_nodes(self) -> None:
-        self._tree, self._states = None, {}
+def _known(state: Tensor | None) -> Tensor:
+    assert state is not None, "the last pair was read"
+    return state

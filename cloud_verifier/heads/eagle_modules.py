@@ -48,14 +48,14 @@ class EagleLayer(nn.Module):
 
     def forward(self, x: Tensor, residual: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """Maps inputs [*, n, num_inputs] and the states that the attention is added to [*, n, size] to the next
-        states; `positions` is int64 [n]."""
+        states; `positions` is int64 [*, n]."""
         num_heads, num_kv_heads, head_dim = self._sizes
         query = self.q_norm(_split(self.q_proj(x), num_heads, head_dim))
         key = self.k_norm(_split(self.k_proj(x), num_kv_heads, head_dim))
         value = _split(self.v_proj(x), num_kv_heads, head_dim)
         self._frequencies = self._frequencies.to(positions.device)
-        angles = positions[:, None].float() * self._frequencies
-        cos, sin = angles.cos().to(key.dtype), angles.sin().to(key.dtype)  # [n, head_dim / 2]
+        angles = (positions[..., None].float() * self._frequencies).unsqueeze(-3)
+        cos, sin = angles.cos().to(key.dtype), angles.sin().to(key.dtype)  # [*, 1, n, head_dim / 2]
         own = torch.stack((_rotate(key, cos, sin), value))
         read = attend(_rotate(query, cos, sin), own)
         state: Tensor = residual + self.o_proj(read.transpose(-3, -2).flatten(-2))
@@ -66,8 +66,10 @@ class EagleLayer(nn.Module):
 
 def attention(query: Tensor, keys_and_values: Tensor, bias: Tensor | None) -> Tensor:
     """Returns what queries [*, heads, n, head_dim] read of m keys and values [2, *, kv_heads, m, head_dim]; `bias`
-    [n, m] is added to the scores."""
+    [*, n, m] is added to the scores."""
     keys, values = keys_and_values
+    if bias is not None and bias.dim() > 2:
+        bias = bias.unsqueeze(-3)
     return scaled_dot_product_attention(query, keys, values, attn_mask=bias, enable_gqa=True)
 
 
@@ -82,13 +84,23 @@ class EagleDraft(nn.Module):
         self.embedding: nn.Embedding | None = None  # its own, where it does not share the target's
         self.output: nn.Module | None = None  # likewise
 
+    @property
+    def device(self) -> torch.device:
+        """Returns where the weights are."""
+        return self.layer.q_proj.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Returns what the weights are kept as."""
+        return self.layer.q_proj.weight.dtype
+
     @abstractmethod
     def fuse(self, features: Tensor) -> Tensor:
         """Maps the target's features [*, num_features] to states [*, size]."""
 
     @abstractmethod
     def forward(self, embedded: Tensor, states: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Maps embeddings and states [*, n, size] of pairs at `positions` [n] to the next states."""
+        """Maps embeddings and states [*, n, size] of pairs at `positions` [*, n] to the next states."""
 
     @abstractmethod
     def scored(self, states: Tensor) -> Tensor:

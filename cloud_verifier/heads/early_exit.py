@@ -16,6 +16,7 @@ from outrider.cloud_verifier.backends.base import KVSequence
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.passes.partial import AheadToken, SkipsLayers
 from outrider.cloud_verifier.heads.directory import HeadDirectory
+from outrider.cloud_verifier.heads.source import WantedDraft
 from outrider.common.types import EARLY_EXIT, Draft, SamplingParams
 from outrider.edge_client.drafting.base import ShouldStop, ended
 from outrider.edge_client.drafting.rows.rows import Rows, rows_of
@@ -30,7 +31,6 @@ class EarlyExit:
 
     name = EARLY_EXIT
     signal_names = ("nll", "entropy", "margin")
-    longest_for_tree = DEFAULT_CHAIN
 
     def __init__(self, backend: PagedBackend, layers: Sequence[int], fingerprint: str) -> None:
         """`layers` are numbers of layers, ascending. The backend's decoder is one that `SkipsLayers`."""
@@ -49,9 +49,10 @@ class EarlyExit:
 
     @torch.inference_mode()
     def propose_together(
-        self, sequences: Sequence[EarlyExitSequence], nums: Sequence[int]
+        self, sequences: Sequence[EarlyExitSequence], wanted: Sequence[WantedDraft]
     ) -> list[Draft | Exception]:
         """See `DraftsTogether.propose_together`: a token of every sequence is one run of the layers."""
+        nums = [min(each.num_tokens, DEFAULT_CHAIN) if each.budget else each.num_tokens for each in wanted]
         drafting = [each for each, num in zip(sequences, nums, strict=True) if each.begin(num)]
         while drafting:
             states, logits = self.backend.run_ahead([each.next_token() for each in drafting], self.layers)
@@ -97,7 +98,7 @@ class EarlyExitSequence(SampledText):
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """Samples a chain."""
-        (draft,) = self._source.propose_together([self], [num_draft_tokens])
+        (draft,) = self._source.propose_together([self], [WantedDraft(num_draft_tokens)])
         if isinstance(draft, Exception):
             raise draft
         return ended(draft, should_stop)

@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 
 import torch
 
-from outrider.cloud_verifier.heads.sequence import HeadSequence
+from outrider.cloud_verifier.heads.sequence import Asked, Head, HeadRun, HeadSequence
 from outrider.common.types import TokenIds
 from outrider.edge_client.drafting.rows.rows import Rows
 
 
-class HydraSequence(HeadSequence):
+class HydraRun(HeadRun):
     """Drafts by a row for each path: the head of its depth sees the embeddings of the last committed token and of the
     path."""
 
-    def feed_root(self) -> Rows:
-        """See `RowsSequence.feed_root`."""
-        return self._rows(self._logits([()]))
+    def __init__(self, head: Head, sequences: Sequence[HeadSequence]) -> None:
+        super().__init__(head, sequences)
+        self._features = torch.cat([each.features[-1:] for each in sequences])
 
-    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
-        """See `RowsSequence.feed_paths`. Paths of one depth are one batch."""
-        if not paths:
-            return
-        depths = sorted({len(path) for path in paths})
-        batches = [[number for number, path in enumerate(paths) if len(path) == depth] for depth in depths]
-        rows = self._rows(torch.cat([self._logits([paths[number] for number in batch]) for batch in batches]))
-        place = {
-            number: index for index, number in enumerate(number for batch in batches for number in batch)
-        }
-        for number in range(len(paths)):
-            yield rows.one(place[number]), int(number == 0)
+    def roots(self) -> list[Rows]:
+        """See `HeadRun.roots`."""
+        return [rows for (rows,) in self.after([(number, [()]) for number in range(len(self._sequences))])]
 
-    def _logits(self, paths: Sequence[TokenIds]) -> torch.Tensor:
+    def after(self, asked: Sequence[Asked]) -> list[list[Rows]]:
+        """See `HeadRun.after`. Paths of one depth are one batch."""
+        batches: dict[int, list[tuple[int, TokenIds]]] = defaultdict(list)
+        for number, paths in asked:
+            for path in paths:
+                batches[len(path)].append((number, path))
+        logits = torch.cat([self._logits(depth, batch) for depth, batch in batches.items()]).float().cpu()
+        in_order = [each for batch in batches.values() for each in batch]
+        row = {each: index for index, each in enumerate(in_order)}
+        return [
+            [self._sequences[number].rows(logits[[row[number, path]]]) for path in paths]
+            for number, paths in asked
+        ]
+
+    def _logits(self, depth: int, batch: Sequence[tuple[int, TokenIds]]) -> torch.Tensor:
         """Returns [paths, vocab_size] after paths of one length."""
-        depth = len(paths[0])
-        token_ids = [token_id for path in paths for token_id in (self._text[-1], *path)]
-        embedded = self._head.embed(token_ids).view(len(paths), depth + 1, -1)
-        hidden = self._features[-1:].expand(len(paths), -1)
+        device = self._features.device
+        ids = [(self._sequences[number].token_ids[-1], *path) for number, path in batch]
+        embedded = self._head.embed(torch.tensor(ids, dtype=torch.int64, device=device))
+        hidden = self._features[torch.tensor([number for number, _ in batch], device=device)]
         states = self._head.weights.get_submodule(str(depth))(hidden, embedded.unbind(1))
         return self._head.backend.decoder.score(states)

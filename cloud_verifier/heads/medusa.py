@@ -9,30 +9,30 @@ from typing import cast
 import torch
 
 from outrider.cloud_verifier.heads.modules import MedusaHead
-from outrider.cloud_verifier.heads.sequence import HeadSequence
-from outrider.common.types import TokenIds
+from outrider.cloud_verifier.heads.sequence import Asked, Head, HeadRun, HeadSequence
 from outrider.edge_client.drafting.rows.rows import Rows
 
 
-class MedusaSequence(HeadSequence):
-    """Drafts by one row for each depth, whatever the path."""
+class MedusaRun(HeadRun):
+    """Drafts by one row for each depth, whatever the path: all are computed at once."""
 
-    _of_depth: Rows
-
-    def feed_root(self) -> Rows:
-        """See `RowsSequence.feed_root`. All depths are computed at once."""
-        heads = list(cast("Iterator[MedusaHead]", self._head.weights.children()))
-        states = [head(self._features[-1:]) for head in heads]
-        outputs = [head.output for head in heads]
-        score = self._head.backend.decoder.score
+    def __init__(self, head: Head, sequences: Sequence[HeadSequence]) -> None:
+        super().__init__(head, sequences)
+        heads = list(cast("Iterator[MedusaHead]", head.weights.children()))
+        features = torch.cat([each.features[-1:] for each in sequences])
+        states, outputs = [each(features) for each in heads], [each.output for each in heads]
+        score = head.backend.decoder.score
         if not any(outputs):  # all share the target's: one product
             logits = score(torch.cat(states))
         else:
             logits = torch.cat([(own or score)(state) for own, state in zip(outputs, states, strict=True)])
-        self._of_depth = self._rows(logits)
-        return self._of_depth.one(0)
+        by_sequence = logits.view(len(heads), len(sequences), -1).transpose(0, 1).float().cpu()
+        self._of_depth = [each.rows(rows) for each, rows in zip(sequences, by_sequence, strict=True)]
 
-    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
-        """See `RowsSequence.feed_paths`."""
-        for path in paths:
-            yield self._of_depth.one(len(path)), 0
+    def roots(self) -> list[Rows]:
+        """See `HeadRun.roots`."""
+        return [rows.one(0) for rows in self._of_depth]
+
+    def after(self, asked: Sequence[Asked]) -> list[list[Rows]]:
+        """See `HeadRun.after`."""
+        return [[self._of_depth[number].one(len(path)) for path in paths] for number, paths in asked]

@@ -17,12 +17,12 @@ from torch import Tensor, nn
 
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.directory import HeadDirectory
-from outrider.cloud_verifier.heads.hydra import HydraSequence
-from outrider.cloud_verifier.heads.medusa import MedusaSequence
+from outrider.cloud_verifier.heads.hydra import HydraRun
+from outrider.cloud_verifier.heads.medusa import MedusaRun
 from outrider.cloud_verifier.heads.modules import DraftVocabulary, HydraHead, MedusaHead
-from outrider.cloud_verifier.heads.sequence import Head, HeadFacts, HeadSequence, hidden_size
+from outrider.cloud_verifier.heads.sequence import Head, HeadFacts, HeadRun, hidden_size
 
-_KINDS: dict[str, type[HeadSequence]] = {"medusa": MedusaSequence, "hydra": HydraSequence}
+_KINDS: dict[str, type[HeadRun]] = {"medusa": MedusaRun, "hydra": HydraRun}
 
 
 def read_medusa(directory: HeadDirectory, backend: PagedBackend) -> Head:

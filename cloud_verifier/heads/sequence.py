@@ -1,9 +1,9 @@
-"""Drafts one co-located sequence from the target's own states: what all heads share."""
+"""Drafts co-located sequences from the target's own states: what all heads share."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -12,13 +12,21 @@ from torch import nn
 
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.features import FeatureLog
+from outrider.cloud_verifier.heads.source import WantedDraft
 from outrider.common.types import Draft, SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import NodeRule, ShouldStop
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.rows.rows import Rows, rows_of
 from outrider.edge_client.drafting.rows.sampler import DraftSampler
-from outrider.edge_client.drafting.rows.sequence import RowsSequence
+from outrider.edge_client.drafting.rows.sequence import SampledText
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
+
+Drafting = Generator[Sequence[TokenIds], Sequence[Rows], Draft]
+"""Is a draft under way: it yields the paths after which it wants rows, the empty one alone at first, takes the row
+after each, and returns the draft."""
+
+# Paths of the sequence that has this number among those of a run.
+Asked = tuple[int, Sequence[TokenIds]]
 
 
 def hidden_size(backend: PagedBackend) -> int:
@@ -37,15 +45,38 @@ class HeadFacts:
     fingerprint: str
 
 
+class HeadRun(ABC):
+    """Computes rows for sequences that draft at the same time, for all of them at once."""
+
+    def __init__(self, head: Head, sequences: Sequence[HeadSequence]) -> None:
+        """All sequences are ready."""
+        self._head, self._sequences = head, sequences
+
+    @abstractmethod
+    def roots(self) -> list[Rows]:
+        """Returns the row after the committed tokens of each sequence."""
+
+    @abstractmethod
+    def after(self, asked: Sequence[Asked]) -> list[list[Rows]]:
+        """Returns the rows after paths of some sequences. A path is shorter than `max_depth`, and was asked for before
+        without its last token."""
+
+
 class Head:
-    """Implements `DraftSource` and `TellsFeatures`: weights that sequences share, beside their target."""
+    """Implements `DraftSource`, `DraftsTogether` and `TellsFeatures`: weights that sequences share, beside their
+    target."""
 
     def __init__(
-        self, backend: PagedBackend, facts: HeadFacts, weights: nn.Module, kind: type[HeadSequence]
+        self,
+        backend: PagedBackend,
+        facts: HeadFacts,
+        weights: nn.Module,
+        run: type[HeadRun],
+        sequence: type[HeadSequence] | None = None,
     ) -> None:
-        """`kind` drafts with such weights."""
+        """`run` computes with such weights, for sequences of the class `sequence`, `HeadSequence` where None."""
         self.backend, self.facts, self.weights = backend, facts, weights
-        self._kind = kind
+        self._run, self._sequence = run, sequence or HeadSequence
         self.name, self.reads_all = facts.name, facts.reads_all
         self.num_tokens, self.max_context = backend.num_tokens, backend.max_context
         self.eos_token_ids = backend.eos_token_ids
@@ -58,17 +89,63 @@ class Head:
         features = self.backend.features
         return torch.cat([features[layer][rows] for layer in self.facts.feature_layers], dim=-1)
 
-    def embed(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Returns the input embeddings [n, size] of ids."""
-        ids = torch.tensor(token_ids, dtype=torch.int64, device=self.backend.device)
-        return self.backend.decoder.embed(ids)
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """Returns the input embeddings [*, size] of ids, int64 [*] on the target's device."""
+        embedded = self.backend.decoder.embed(token_ids.flatten())
+        return embedded.view(*token_ids.shape, -1)
 
     def sequence(
         self, sampling: SamplingParams, *, num_prompt_tokens: int | None = None, num_support: int = 0
     ) -> HeadSequence:
         """Returns a new, empty sequence."""
         sampler = DraftSampler(sampling, self.eos_token_ids, num_support)
-        return self._kind(self, sampler, sampling.temperature, num_prompt_tokens)
+        return self._sequence(self, sampler, sampling.temperature, num_prompt_tokens)
+
+    def propose_together(
+        self, sequences: Sequence[HeadSequence], wanted: Sequence[WantedDraft]
+    ) -> list[Draft | Exception]:
+        """See `DraftsTogether.propose_together`."""
+        return self.draft(
+            sequences, [each.drafting(its) for each, its in zip(sequences, wanted, strict=True)]
+        )
+
+    @torch.inference_mode()
+    def start(self, sequences: Sequence[HeadSequence]) -> HeadRun:
+        """Returns the run of sequences that begin to draft."""
+        return self._run(self, sequences)
+
+    @torch.inference_mode()
+    def draft(
+        self, sequences: Sequence[HeadSequence], drafting: Sequence[Drafting]
+    ) -> list[Draft | Exception]:
+        """Returns the draft of each sequence, or what went wrong with it. What they ask for at the same time is one
+        run."""
+        drafts: dict[int, Draft | Exception] = {}
+        asked: dict[int, Sequence[TokenIds]] = {}
+
+        def go_on(number: int, rows: Sequence[Rows] | None) -> None:
+            try:
+                one = drafting[number]
+                asked[number] = next(one) if rows is None else one.send(rows)
+            except StopIteration as end:
+                drafts[number] = end.value
+            except Exception as error:  # of this sequence's sampling alone
+                drafts[number] = error
+
+        for number in range(len(sequences)):
+            go_on(number, None)
+        if asked:
+            numbers = list(asked)
+            place = {number: index for index, number in enumerate(numbers)}
+            run = self.start([sequences[number] for number in numbers])
+            given: list[list[Rows]] = [[row] for row in run.roots()]
+            while numbers:
+                asked.clear()
+                for number, rows in zip(numbers, given, strict=True):
+                    go_on(number, rows)
+                numbers = list(asked)
+                given = run.after([(place[number], asked[number]) for number in numbers]) if numbers else []
+        return [drafts[number] for number in range(len(sequences))]
 
     def close(self) -> None:
         """Stops the target from keeping features."""
@@ -81,7 +158,7 @@ class Head:
         self.close()
 
 
-class HeadSequence(RowsSequence):
+class HeadSequence(SampledText):
     """Is a sequence whose rows come from a head. It drafts nothing until it has read features."""
 
     def __init__(
@@ -90,54 +167,84 @@ class HeadSequence(RowsSequence):
         super().__init__(sampler, head.num_tokens, head.max_context, num_prompt_tokens)
         self._head, self._temperature = head, temperature
         self.reads_all = head.reads_all
-        self._features: Any = None  # [1, size], of the last token but one
+        self.features: Any = None  # [n, size], the last of them of the last token but one
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Returns the committed ids."""
+        return self._text
 
     @property
     def is_ready(self) -> bool:
         """Returns whether the features are known that the next draft begins with."""
-        return self._features is not None
+        return self.features is not None
 
     def read(self, features: FeatureLog) -> None:
         """Takes the features up to the last token but one. The last one's `commit` follows."""
-        self._features = features.take()
+        self.features = features.take()
 
     def propose(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Draft:
         """Samples a chain, no longer than the head reaches."""
-        if not self.is_ready:
-            return Draft((), ())
-        with torch.inference_mode():
-            return super().propose(min(num_draft_tokens, self._head.facts.max_depth), should_stop)
+        return self._alone(self._chain(num_draft_tokens, should_stop))
 
     def propose_tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> TreeDraft:
         """Drafts a tree, no deeper than the head reaches."""
-        if not self.is_ready:
-            return TreeDraft((), ())
-        budget = replace(budget, max_depth=min(budget.max_depth, self._head.facts.max_depth))
-        with torch.inference_mode():
-            return super().propose_tree(budget, values, rule)
+        draft = self._alone(self._tree(budget, values, rule))
+        assert isinstance(draft, TreeDraft), "a tree was asked for"
+        return draft
+
+    def drafting(self, wanted: WantedDraft) -> Drafting:
+        """Returns what is wanted, under way."""
+        if wanted.budget is None or wanted.values is None:
+            return self._chain(wanted.num_tokens)
+        return self._tree(wanted.budget, wanted.values)
 
     def tell(self, rows: Rows, path: TokenIds, has_signals: bool = False) -> Continuations:
         """Returns what may follow a path. What is learned of it is apart for each depth."""
         told = super().tell(rows, path, has_signals)
         return replace(told, source=f"{self._head.name} {len(path)}")
 
+    def rows(self, logits: torch.Tensor) -> Rows:
+        """Returns the rows of logits [k, vocab_size]."""
+        return rows_of(logits[:, : self._num_tokens].float().cpu().numpy(), self._temperature)
+
     def close(self) -> None:
         """Frees the features."""
-        self._features = None
+        self.features = None
 
     def check_integrity(self) -> None:
         """Asserts nothing: there is no state beside the committed tokens."""
 
-    def _rows(self, logits: torch.Tensor) -> Rows:
-        """Returns the rows of logits [k, vocab_size]."""
-        return rows_of(logits[:, : self._num_tokens].float().cpu().numpy(), self._temperature)
+    def _alone(self, drafting: Drafting) -> Draft:
+        (draft,) = self._head.draft([self], [drafting])
+        if isinstance(draft, Exception):
+            raise draft
+        return draft
 
-    def _begin(self) -> Rows:
-        return self.feed_root()
+    def _chain(self, num_draft_tokens: int, should_stop: ShouldStop | None = None) -> Drafting:
+        chain = None
+        if self.is_ready:
+            chain = self.begin_chain(min(num_draft_tokens, self._head.facts.max_depth), should_stop)
+        if chain is None:
+            return Draft((), ())
+        (rows,) = yield [()]
+        while chain.add(rows):
+            (rows,) = yield [tuple(chain.token_ids)]
+        return chain.draft()
 
-    def _go_on(self, drafted: Sequence[int]) -> Rows:
-        return next(iter(self.feed_paths([tuple(drafted)])))[0]
-
-    @abstractmethod
-    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
-        """See `RowsSequence.feed_paths`. Paths are shorter than `max_depth`."""
+    def _tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> Drafting:
+        begun = None
+        if self.is_ready:
+            budget = replace(budget, max_depth=min(budget.max_depth, self._head.facts.max_depth))
+            begun = self.begin_tree(budget, values, rule)
+        if begun is None:
+            return TreeDraft((), ())
+        growing, tells = begun
+        try:
+            paths = next(growing)
+            while True:
+                rows = yield paths
+                paths = growing.send([[tells.of(row, path) for row, path in zip(rows, paths, strict=True)]])
+        except StopIteration as end:
+            draft: TreeDraft = end.value
+        return draft

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from outrider.cloud_verifier.backends.base import KVSequence
 from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.common.types import Draft
 from outrider.edge_client.drafting.base import DraftModel
+from outrider.edge_client.drafting.trees import TreeBudget
+
+if TYPE_CHECKING:
+    from outrider.edge_client.drafting.node_values import NodeValues
 
 
 @runtime_checkable
@@ -41,14 +46,24 @@ class UsesTargetKv(Protocol):
         for them."""
 
 
+@dataclass(frozen=True, slots=True)
+class WantedDraft:
+    """Says what is to be drafted for one sequence: a chain of `num_tokens` at most, or where `budget` is given a tree,
+    with `values` by a sequence that `ProposesTrees`; another one drafts a chain instead."""
+
+    num_tokens: int
+    budget: TreeBudget | None = None
+    values: NodeValues | None = None
+
+
 @runtime_checkable
 class DraftsTogether(Protocol):
     """Is a source that drafts for several sequences at once, on the engine's own thread."""
 
-    longest_for_tree: int  # tokens of the chain that it drafts where a tree is asked for
-
-    def propose_together(self, sequences: Sequence[Any], nums: Sequence[int]) -> list[Draft | Exception]:
-        """Returns a chain of each of its sequences, of at most so many tokens, or what went wrong with it."""
+    def propose_together(
+        self, sequences: Sequence[Any], wanted: Sequence[WantedDraft]
+    ) -> list[Draft | Exception]:
+        """Returns the draft of each of its sequences, or what went wrong with it."""
 
 
 class DraftSource(DraftModel, Protocol):

@@ -15,7 +15,14 @@ from outrider.common.noise.philox import Purpose, first_word
 from outrider.common.sampling.support import sample_support, support_prob
 from outrider.common.types import SamplingParams, Support, TokenIds
 from outrider.edge_client.drafting.draw_chances import DrawChances, without
-from outrider.edge_client.drafting.trees import Expander, TreeBudget, TreeDraft, depth_first
+from outrider.edge_client.drafting.trees import (
+    Expander,
+    Growing,
+    TreeBudget,
+    TreeDraft,
+    depth_first,
+    grow_by,
+)
 
 Draw = Callable[[Support, int], int]
 """Takes what is left of a support and how many children the tree has, and returns the id of its next child."""
@@ -47,16 +54,18 @@ class _Node:
 class DrawnTreeBuilder:
     """Builds one tree from the distributions of one source."""
 
-    def __init__(
-        self, source: Expander[Support | None], draw: Draw, chances: DrawChances, budget: TreeBudget
-    ) -> None:
-        self._source, self._draw_from = source, draw
+    def __init__(self, draw: Draw, chances: DrawChances, budget: TreeBudget) -> None:
+        self._draw_from = draw
         self._chances, self._budget = chances, budget
         self._root = _Node((), 1.0, 1.0)
         self._nodes: list[_Node] = []  # drawn
 
-    def build(self) -> TreeDraft:
-        """Returns the tree; no nodes where the source has no distribution for the sequence itself.
+    def build(self, source: Expander[Support | None]) -> TreeDraft:
+        """Returns the tree; no nodes where the source has no distribution for the sequence itself."""
+        return grow_by(self.grow(), [source])
+
+    def grow(self) -> Growing[Support | None]:
+        """Grows the tree by what one source tells.
 
         There are `max_depth` runs at most. Each but the first expands a few nodes, so many that the budget could be
         filled with as many runs. A child is drawn where it is worth as much as a node of a full tree usually is, or
@@ -65,13 +74,13 @@ class DrawnTreeBuilder:
         budget = self._budget
         if min(budget.num_nodes, budget.max_depth) <= 0:
             return TreeDraft((), ())
-        self._expand([self._root])
+        self._take([self._root], *(yield [self._root.path]))
         for _ in range(budget.max_depth - 1):
             self._draw(1 / budget.num_nodes)  # about what the last node of a full tree is worth
             chosen = self._choose()
             if not chosen:
                 break
-            self._expand(chosen)
+            self._take(chosen, *(yield [node.path for node in chosen]))
         self._draw(0.0)
         return self._draft()
 
@@ -117,8 +126,8 @@ class DrawnTreeBuilder:
         self._value_next(node)
         return child
 
-    def _expand(self, nodes: Sequence[_Node]) -> None:
-        for node, support in zip(nodes, self._source.expand([node.path for node in nodes]), strict=True):
+    def _take(self, nodes: Sequence[_Node], supports: Sequence[Support | None]) -> None:
+        for node, support in zip(nodes, supports, strict=True):
             node.is_open = False
             if support is not None:
                 node.support = node.left = support
@@ -152,5 +161,4 @@ class DrawnTreeBuilder:
             supports=tuple(supports),
             parents=tuple(parents),
             values=tuple(node.value for node in nodes),
-            num_runs=self._source.num_runs,
         )

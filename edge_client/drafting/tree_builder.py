@@ -16,10 +16,12 @@ from outrider.edge_client.drafting.node_values import AGREED, DIFFERED, NodeValu
 from outrider.edge_client.drafting.trees import (
     Continuations,
     Expander,
+    Growing,
     Ranks,
     TreeBudget,
     TreeDraft,
     depth_first,
+    grow_by,
 )
 
 
@@ -46,14 +48,12 @@ class TreeBuilder:
 
     def __init__(
         self,
-        expanders: Sequence[Expander[Continuations]],
         values: NodeValues,
         budget: TreeBudget,
         rule: NodeRule | None = None,
         copies: Sequence[Expander[Continuations]] = (),
     ) -> None:
         assert not (rule and copies), "a rule needs signals, which copies have not"
-        self._expanders = expanders
         self._copies = () if budget.shape else copies
         self._values = values
         self._budget = budget
@@ -64,8 +64,12 @@ class TreeBuilder:
         # Of first children, summed, and how many: a sure one to begin with.
         self._first_chances, self._num_expanded = 1.0, 1
 
-    def build(self) -> TreeDraft:
-        """Returns the tree; no nodes where no source has a continuation.
+    def build(self, sources: Sequence[Expander[Continuations]]) -> TreeDraft:
+        """Returns the tree; no nodes where no source has a continuation."""
+        return grow_by(self.grow(), sources)
+
+    def grow(self) -> Growing[Continuations]:
+        """Grows the tree.
 
         There are `max_depth` runs at most. All but the first expand a few nodes at once, so many that the budget
         could be filled with as many runs; of a given shape each expands a level. Where the budget has costs, no node
@@ -76,12 +80,12 @@ class TreeBuilder:
         if min(budget.num_nodes, budget.max_depth) <= 0:
             return TreeDraft((), ())
         self._copy([root])
-        self._expand([root])
+        self._take([root], (yield [root.path]))
         for _ in range(budget.max_depth - 1):
             chosen = self._choose()
             if not chosen:
                 break
-            self._expand(chosen)
+            self._take(chosen, (yield [node.path for node in chosen]))
         return self._draft(root)
 
     def _choose(self) -> list[_Node]:
@@ -116,10 +120,9 @@ class TreeBuilder:
         """Returns the mean chance of a first child."""
         return self._first_chances / self._num_expanded
 
-    def _expand(self, nodes: Sequence[_Node]) -> None:
-        paths = [node.path for node in nodes]
-        told = zip(*(expander.expand(paths) for expander in self._expanders), strict=True)
-        for node, continuations in zip(nodes, told, strict=True):
+    def _take(self, nodes: Sequence[_Node], told: Sequence[Sequence[Continuations]]) -> None:
+        """Takes what the sources told of nodes, and finds their children."""
+        for node, continuations in zip(nodes, zip(*told, strict=True), strict=True):
             if node.is_dropped:
                 continue
             node.is_open = False
@@ -243,7 +246,6 @@ class TreeBuilder:
             parents=tuple(parents),
             values=tuple(node.value for node in nodes),
             continuations=tuple(node.continuations for node in (root, *nodes)),
-            num_runs=sum(expander.num_runs for expander in self._expanders),
         )
 
 

@@ -7,13 +7,14 @@ path: the target's own token is then among two or three of them far more often t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from outrider.common.tree import ROOT
 from outrider.common.types import Draft, Signals, TokenIds
 
+Told = TypeVar("Told")
 Told_co = TypeVar("Told_co", covariant=True)
 NodeT = TypeVar("NodeT")
 
@@ -103,6 +104,22 @@ class Expander(Protocol[Told_co]):
         The first call has the empty path alone; each later path is one that was expanded before, with one of its
         continuations, or with one that another source told.
         """
+
+
+Growing = Generator[list[TokenIds], Sequence[Sequence[Told]], TreeDraft]
+"""Is a tree that grows: it yields the paths to expand, takes what each source tells of each, and returns the tree. Its
+first paths are the empty one alone, as those of `Expander.expand` are."""
+
+
+def grow_by(growing: Growing[Told], sources: Sequence[Expander[Told]]) -> TreeDraft:
+    """Returns the tree that some sources tell of."""
+    try:
+        paths = next(growing)
+        while True:
+            paths = growing.send([source.expand(paths) for source in sources])
+    except StopIteration as end:
+        draft: TreeDraft = end.value
+    return replace(draft, num_runs=sum(source.num_runs for source in sources))
 
 
 def depth_first(root: NodeT, children: Callable[[NodeT], Sequence[NodeT]]) -> tuple[list[NodeT], list[int]]:

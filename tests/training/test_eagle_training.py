@@ -55,9 +55,10 @@ def test_the_steps_of_training_are_those_of_drafting(target_dir: Path, tmp_path:
             log.append(0, head.weights.fuse(features[1, : t + 1]))
             sequence.read(log)
             sequence.commit(text[: t + 2])
-            drafted = [sequence.feed_root()]
+            run = head.start([sequence])
+            drafted = run.roots()
             for step in range(1, 3):
-                drafted += [each for each, _ in sequence.feed_paths([tuple(text[t + 2 : t + 2 + step])])]
+                drafted += run.after([(0, [tuple(text[t + 2 : t + 2 + step])])])[0]
         for step, found in enumerate(drafted):
             expected = rows[step][1, t, : head.num_tokens].numpy()
             np.testing.assert_allclose(found.logits[0], expected, atol=1e-3, rtol=1e-3)

@@ -26,6 +26,7 @@ from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.passes.partial import SkipsLayers
 from outrider.cloud_verifier.heads.early_exit import DEFAULT_CHAIN, EarlyExit
+from outrider.cloud_verifier.heads.source import WantedDraft
 from outrider.common.errors import ModelError, UsageError
 from outrider.common.types import Draft, SamplingParams
 from outrider.training.calibrate_tree import positive
@@ -63,8 +64,8 @@ def replayed_tokens_a_round(source: EarlyExit, texts: Sequence[WrittenText], cha
         replays = [_Replay(source, text) for text in texts[start : start + TOGETHER]]
         while live := [each for each in replays if each.num_left]:
             source.backend.forward([each.missing() for each in live])
-            nums = [min(chain, each.num_left - 1) for each in live]
-            drafts = source.propose_together([each.sequence for each in live], nums)
+            wanted = [WantedDraft(min(chain, each.num_left - 1)) for each in live]
+            drafts = source.propose_together([each.sequence for each in live], wanted)
             for each, draft in zip(live, drafts, strict=True):
                 num_tokens += each.take(draft)
             num_rounds += len(live)

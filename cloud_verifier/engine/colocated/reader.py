@@ -8,7 +8,13 @@ from concurrent.futures import Executor, Future
 from typing import TYPE_CHECKING
 
 from outrider.cloud_verifier.engine.work import KnownStates, Work
-from outrider.cloud_verifier.heads.source import DraftsTogether, ReadsChoices, ReadsFeatures, UsesTargetKv
+from outrider.cloud_verifier.heads.source import (
+    DraftsTogether,
+    ReadsChoices,
+    ReadsFeatures,
+    UsesTargetKv,
+    WantedDraft,
+)
 from outrider.common.grammar.state import GrammarLimitError
 from outrider.common.tree import Tree, is_chain, nodes_along, supports_by_row
 from outrider.common.types import Draft, GenerateRequest
@@ -96,35 +102,40 @@ class Reader:
         Returns how long it took, in ns.
         """
         start_ns = self.now_ns()
-        num_tokens, longest = self._bounds(max_context, room)
-        if min(num_tokens, longest) <= 0:
-            return 0
+        draft: Draft | Exception | None
         try:
-            new_ids = self._commit()
-            draft: Draft | Exception = self._draft(num_tokens, longest, new_ids)
+            wanted = self.want(max_context, room)
+            draft = None if wanted is None else self._draft(wanted)
         except Exception as error:
             draft = error
+        if draft is None:
+            return 0
         self.take(draft)
         return self.now_ns() - start_ns
 
-    def begin(self, max_context: int, room: int) -> int:
-        """Commits what is new, for a chain that is drafted together with others; returns of how many tokens, 0 for
-        none."""
-        request, together = self.work.request, self.together
-        assert isinstance(request, GenerateRequest) and together is not None, "it is drafted for together"
-        num_tokens = min(self._bounds(max_context, room))
-        if request.is_tree:
-            num_tokens = min(num_tokens, together.longest_for_tree)
-        if num_tokens <= 0:
-            return 0
-        self._commit()
-        return num_tokens
+    def want(self, max_context: int, room: int) -> WantedDraft | None:
+        """Commits what is new, and learns from it how good the last tree was; returns what is to be drafted, None for
+        nothing."""
+        work, request = self.work, self.work.request
+        assert isinstance(request, GenerateRequest), "only generations are drafted for here"
+        num_tokens = min(room, max_context - work.session.chain.position - 1)
+        longest = request.max_new_tokens - work.num_generated - 1  # path of tokens that may still be wanted
+        if min(num_tokens, longest) <= 0:
+            return None
+        new_ids = work.session.chain.token_ids[self._sequence.position :]
+        self._sequence.commit(new_ids)
+        if not request.is_tree:
+            return WantedDraft(min(num_tokens, longest))
+        budget = TreeBudget(num_tokens, min(DEFAULT_DEPTH, longest), DEFAULT_WIDTH)
+        values = self._learned(new_ids) if isinstance(self._sequence, ProposesTrees) else None
+        return WantedDraft(min(num_tokens, longest), budget, values)
 
     def take(self, draft: Draft | Exception) -> None:
         """Gives the work a draft; none where drafting failed."""
         if isinstance(draft, Exception):
             self._fail(draft)
             draft = Draft((), ())
+        self._last = draft if isinstance(draft, TreeDraft) else None
         work, sequence = self.work, self._on_target_kv
         work.draft_tokens, work.draft_probs = draft.token_ids, draft.draft_probs
         work.supports, work.tree, work.known_states = draft.supports, None, None
@@ -143,25 +154,8 @@ class Reader:
         """Returns the draft's sequence."""
         return self._sequence
 
-    def _bounds(self, max_context: int, room: int) -> tuple[int, int]:
-        """Returns how many tokens may be drafted, and how many of them may follow one another."""
-        work, request = self.work, self.work.request
-        assert isinstance(request, GenerateRequest), "only generations are drafted for here"
-        longest = request.max_new_tokens - work.num_generated - 1  # path of tokens that may still be wanted
-        return min(room, max_context - work.session.chain.position - 1), longest
-
-    def _commit(self) -> list[int]:
-        new_ids = self.work.session.chain.token_ids[self._sequence.position :]
-        self._sequence.commit(new_ids)
-        return new_ids
-
-    def _draft(self, num_tokens: int, longest: int, new_ids: Sequence[int]) -> Draft:
-        """Returns a chain, or a tree where the request wants one and the draft can, whose paths have `longest` tokens
-        at most; `new_ids` are the tokens since the last one."""
-        request = self.work.request
-        assert isinstance(request, GenerateRequest), "only generations are drafted for here"
-        if not request.is_tree or not isinstance(self._sequence, ProposesTrees):
-            return self._sequence.propose(min(num_tokens, longest))
+    def _learned(self, new_ids: Sequence[int]) -> NodeValues:
+        """Returns the chances of nodes, which learn from the tokens since the last tree."""
         if self._values is None:  # numpy's share of the start-up is for those that draft trees
             from outrider.edge_client.drafting.node_values import NodeValues
 
@@ -169,9 +163,14 @@ class Reader:
         elif self._last is not None:
             nodes = nodes_along(self._last.token_ids, self._last.parents, new_ids)
             self._values.observe(self._last, nodes, next(iter(new_ids[len(nodes) :]), None))
-        budget = TreeBudget(num_tokens, min(DEFAULT_DEPTH, longest), DEFAULT_WIDTH)
-        self._last = self._sequence.propose_tree(budget, self._values)
-        return self._last
+            self._last = None
+        return self._values
+
+    def _draft(self, wanted: WantedDraft) -> Draft:
+        if wanted.budget is None or wanted.values is None:
+            return self._sequence.propose(wanted.num_tokens)
+        assert isinstance(self._sequence, ProposesTrees), "it has values"
+        return self._sequence.propose_tree(wanted.budget, wanted.values)
 
     def close(self) -> None:
         """Closes the sequence; a reading under way stops after its chunk first. A failure is logged.

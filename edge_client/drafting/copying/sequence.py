@@ -124,8 +124,8 @@ class CopySequence:
         assert self._text.token_ids, "a draft needs at least one committed token"
         if self._has_supports:
             draw = make_draw(self._sampling, self.position)
-            return DrawnTreeBuilder(CopySupports(self.expander()), draw, values.draws, budget).build()
-        return TreeBuilder([self.expander()], values, budget).build()
+            return DrawnTreeBuilder(draw, values.draws, budget).build(CopySupports(self.expander()))
+        return TreeBuilder(values, budget).build([self.expander()])
 
     def remember(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
         """See `Remembers.remember`; does nothing where no other text is searched."""

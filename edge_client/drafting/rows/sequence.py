@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from outrider.common.errors import InvalidFieldError
 from outrider.common.grammar.state import GrammarLimitError
@@ -17,7 +17,14 @@ from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.rows.rows import Rows
 from outrider.edge_client.drafting.rows.sampler import DraftSampler, Sampled
 from outrider.edge_client.drafting.tree_builder import TreeBuilder
-from outrider.edge_client.drafting.trees import Continuations, Expander, TreeBudget, TreeDraft
+from outrider.edge_client.drafting.trees import (
+    Continuations,
+    Expander,
+    Growing,
+    TreeBudget,
+    TreeDraft,
+    grow_by,
+)
 
 Told = TypeVar("Told")
 
@@ -61,6 +68,39 @@ class SampledText:
         self._sampler.begin_draft()
         room = min(num_draft_tokens, self._max_context - len(self._text))
         return Chain(self._sampler, self._sample, room, should_stop) if room > 0 else None
+
+    def begin_tree(
+        self,
+        budget: TreeBudget,
+        values: NodeValues,
+        rule: NodeRule | None = None,
+        copies: Sequence[Expander[Continuations]] = (),
+    ) -> tuple[Growing[Any], TellsOfRows[Any]] | None:
+        """Returns a tree that grows by one source, which tells by rows; None where the context has no room. The
+        likeliest path is what a chain would be, and with supports all children are drawn."""
+        self._sampler.begin_draft()
+        room = self._max_context - len(self._text)
+        if room <= 0:
+            return None
+        copied = min(budget.max_copied_depth, room)
+        budget = replace(budget, max_depth=min(budget.max_depth, room), max_copied_depth=copied)
+        if self._sampler.has_supports:
+            assert rule is None and not copies, "drawn trees have no signals and no copies"
+            draw = self._sampler.make_draw(len(self._text))
+            return DrawnTreeBuilder(draw, values.draws, budget).grow(), TellsOfRows(self._support, None)
+        tell = partial(self.tell, has_signals=rule is not None)
+        nothing = Continuations((), (), DRAFT_SOURCE)
+        return TreeBuilder(values, budget, rule, copies).grow(), TellsOfRows(tell, nothing)
+
+    def tell(self, rows: Rows, path: TokenIds, has_signals: bool = False) -> Continuations:
+        """Returns what may follow a path, by the row after it, and on request the signals of each."""
+        history = self._history(path)
+        return self._sampler.continuations(
+            rows, len(self._text), len(path), *history, has_signals=has_signals
+        )
+
+    def _support(self, rows: Rows, path: TokenIds) -> Support:
+        return self._sampler.support(rows, *self._history(path))
 
     def _sample(self, rows: Rows, drafted: Sequence[int]) -> Sampled:
         return self._sampler.sample(rows, len(self._text), len(drafted), *self._history(drafted))
@@ -166,38 +206,34 @@ class RowsSequence(SampledText, ABC):
         rule: NodeRule | None,
         copies: Sequence[Expander[Continuations]] = (),
     ) -> TreeDraft:
-        self._sampler.begin_draft()
-        room = self._max_context - len(self._text)
-        if room <= 0:
+        begun = self.begin_tree(budget, values, rule, copies)
+        if begun is None:
             return TreeDraft((), ())
-        copied = min(budget.max_copied_depth, room)
-        budget = replace(budget, max_depth=min(budget.max_depth, room), max_copied_depth=copied)
-        if self._sampler.has_supports:
-            assert rule is None and not copies, "drawn trees have no signals and no copies"
-            source = RowsExpander[Support | None](self, self._support, None)
-            draw = self._sampler.make_draw(len(self._text))
-            return DrawnTreeBuilder(source, draw, values.draws, budget).build()
-        tell = partial(self.tell, has_signals=rule is not None)
-        expander = RowsExpander(self, tell, Continuations((), (), DRAFT_SOURCE))
-        return TreeBuilder([expander], values, budget, rule, copies).build()
+        growing, tells = begun
+        return grow_by(growing, [RowsExpander(self, tells)])
 
-    def tell(self, rows: Rows, path: TokenIds, has_signals: bool = False) -> Continuations:
-        """Returns what may follow a path, by the row after it, and on request the signals of each."""
-        history = self._history(path)
-        return self._sampler.continuations(
-            rows, len(self._text), len(path), *history, has_signals=has_signals
-        )
 
-    def _support(self, rows: Rows, path: TokenIds) -> Support:
-        return self._sampler.support(rows, *self._history(path))
+@dataclass(frozen=True, slots=True)
+class TellsOfRows(Generic[Told]):
+    """Tells by rows what may follow: `tell` makes it of the row after a path, all sampling parameters in it; `nothing`
+    follows where the context has no room, or the grammar takes too much."""
+
+    tell: Callable[[Rows, TokenIds], Told]
+    nothing: Told
+
+    def of(self, rows: Rows, path: TokenIds) -> Told:
+        """Returns what may follow a path, by the row after it."""
+        try:
+            return self.tell(rows, path)
+        except GrammarLimitError:
+            return self.nothing
 
 
 class RowsExpander(Generic[Told]):
-    """Tells by a sequence's rows what may follow: `tell` makes it of the row after a path, all sampling parameters in
-    it; `nothing` follows where the context has no room, or the grammar takes too much."""
+    """Tells by a sequence's rows what may follow."""
 
-    def __init__(self, sequence: RowsSequence, tell: Callable[[Rows, TokenIds], Told], nothing: Told) -> None:
-        self._sequence, self._tell, self._nothing = sequence, tell, nothing
+    def __init__(self, sequence: RowsSequence, tells: TellsOfRows[Told]) -> None:
+        self._sequence, self._tells = sequence, tells
         self.num_runs = 0
 
     def expand(self, paths: Sequence[TokenIds]) -> list[Told]:
@@ -207,8 +243,5 @@ class RowsExpander(Generic[Told]):
         told: list[Told] = []
         for path, (row, num_runs) in zip(paths, rows, strict=False):
             self.num_runs += num_runs
-            try:
-                told.append(self._tell(row, path))
-            except GrammarLimitError:
-                told.append(self._nothing)
-        return told + [self._nothing] * (len(paths) - len(told))
+            told.append(self._tells.of(row, path))
+        return told + [self._tells.nothing] * (len(paths) - len(told))

@@ -244,7 +244,7 @@ class TreeSequence(TracedSequence):
         """See `ProposesTrees.propose_tree`. There are no signals for a rule (`experiments.simulator.run`)."""
         assert rule is None, "gates do not judge simulated trees"
         self.num_runs = 0
-        draft = TreeBuilder([self], values, budget).build()
+        draft = TreeBuilder(values, budget).build([self])
         length = min(budget.max_depth, len(draft.token_ids))
         right = self.words.drafted(self.position, length, length)
         self.num_read = self.position + len(nodes_along(draft.token_ids, draft.parents, right))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import copy
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -21,10 +22,11 @@ from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.colocated.reader import READ_CHUNK
 from outrider.cloud_verifier.engine.work import Work
-from outrider.cloud_verifier.heads.eagle import CHUNK, EagleHead, EagleSequence
+from outrider.cloud_verifier.heads.eagle import CHUNK, EagleHead, EagleRun, EagleSequence
 from outrider.cloud_verifier.heads.eagle_kv import BLOCK
 from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.cloud_verifier.heads.loading import load_head
+from outrider.cloud_verifier.heads.sequence import Asked
 from outrider.common.types import Method, SamplingParams, TokenIds
 from outrider.edge_client.drafting.rows.rows import Rows
 
@@ -46,8 +48,18 @@ class Drafting:
         self.head, self._backend = head, backend
         every = torch.arange(backend.vocab_size)
         self._plain = PlainEagle(directory, backend.decoder.embed(every), _output_embedding(backend))
-        self.sequence = head.sequence(SamplingParams(temperature=0.0))
-        assert isinstance(self.sequence, EagleSequence)
+        self._begin()
+
+    def another(self) -> Drafting:
+        """Returns one for another text with the same head."""
+        other = copy.copy(self)
+        other._begin()
+        return other
+
+    def _begin(self) -> None:
+        sequence = self.head.sequence(SamplingParams(temperature=0.0))
+        assert isinstance(sequence, EagleSequence)
+        self.sequence = sequence
         self.text: list[int] = []
         self.known: dict[int, torch.Tensor] = {}
         self._log = FeatureLog(keeps_all=True)
@@ -74,18 +86,22 @@ class Drafting:
 
     def check_root(self) -> None:
         with torch.inference_mode():
-            self._check(self.sequence.feed_root(), ())
+            self._run = self.head.start([self.sequence])
+            (rows,) = self._run.roots()
+        self.check(rows, ())
 
     def check_paths(self, paths: Sequence[TokenIds]) -> None:
+        runs: list[None] = []
+        counting = self.head.weights.register_forward_hook(lambda *_: runs.append(None))
         with torch.inference_mode():
-            runs = 0
-            for path, (rows, num_runs) in zip(paths, self.sequence.feed_paths(paths), strict=True):
-                self._check(rows, path)
-                runs += num_runs
-        assert runs == 1
+            (found,) = self._run.after([(0, paths)])
+        counting.remove()
+        for path, rows in zip(paths, found, strict=True):
+            self.check(rows, path)
+        assert len(runs) == 1
         self.sequence.check_integrity()
 
-    def _check(self, rows: Rows, path: TokenIds) -> None:
+    def check(self, rows: Rows, path: TokenIds) -> None:
         expected = self._plain.row(self.text, self.known, path).numpy()
         np.testing.assert_allclose(rows.logits[0], expected[: rows.logits.shape[1]], atol=1e-4, rtol=1e-4)
 
@@ -162,37 +178,66 @@ def test_missing_features_leave_the_others_at_their_positions(target: Path, tmp_
     drafting.check_paths([(7,), (6,)])
 
 
-class CheckedSequence(EagleSequence):
+def test_rows_of_sequences_together_are_those_of_each(target: Path, tmp_path: Path) -> None:
+    first = Drafting(target, make_eagle(tmp_path, "specforge"))
+    every = [first, *(first.another() for _ in range(3))]
+    for number, (each, length) in enumerate(zip(every, (40, 3, CHUNK + 60, 30), strict=True)):
+        each.commit(make_prompt(number, length), first_known=12 if length == 30 else None)  # a cached prefix
+    every[1].check_root()  # has nothing to read when the others have
+    asked: list[list[Asked]] = [
+        [(0, [(7,), (8,), (9,)]), (1, [(1,)]), (2, [(5,), (6,)]), (3, [(4,), (3,)])],
+        [(0, [(8, 3)]), (2, [(6, 1), (5, 1), (6, 2)]), (3, [(3, 3)])],
+        [(3, [(3, 3, 9), (4, 9)]), (2, [(5, 1, 8)])],
+    ]
+    for _ in range(2):
+        with torch.inference_mode():
+            run = first.head.start([each.sequence for each in every])
+            for each, rows in zip(every, run.roots(), strict=True):
+                each.check(rows, ())
+            for step in asked:
+                for (number, paths), found in zip(step, run.after(step), strict=True):
+                    for path, rows in zip(paths, found, strict=True):
+                        every[number].check(rows, path)
+        for number, each in enumerate(every):
+            each.sequence.check_integrity()
+            each.commit(make_prompt(10 + number, 1 + 3 * number))
+
+
+class CheckedRun(EagleRun):
     """Checks each row that EAGLE computes, and drafts by what the target says, so that drafts are accepted."""
 
     _head: CheckedHead
 
-    def feed_root(self) -> Rows:
-        return self._checked(super().feed_root(), ())
+    def roots(self) -> list[Rows]:
+        return [self._checked(rows, number, ()) for number, rows in enumerate(super().roots())]
 
-    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
-        for path, (rows, num_runs) in zip(paths, super().feed_paths(paths), strict=True):
-            yield self._checked(rows, path), num_runs
+    def after(self, asked: Sequence[Asked]) -> list[list[Rows]]:
+        self._head.most_together = max(self._head.most_together, len(asked))
+        return [
+            [self._checked(row, number, path) for row, path in zip(rows, paths, strict=True)]
+            for rows, (number, paths) in zip(super().after(asked), asked, strict=True)
+        ]
 
-    def _checked(self, rows: Rows, path: TokenIds) -> Rows:
-        head, text = self._head, tuple(self._text)
-        known = {position: head.truth.of(text)[1][position] for position in self._kv.positions}
+    def _checked(self, rows: Rows, number: int, path: TokenIds) -> Rows:
+        head, sequence = self._head, self._sequences[number]
+        text = tuple(sequence.token_ids)
+        known = {position: head.truth.of(text)[1][position] for position in sequence.kv.positions}
         expected = head.plain.row(text, known, path).numpy()
         is_right = np.allclose(rows.logits[0], expected[: rows.logits.shape[1]], atol=1e-3, rtol=1e-3)
         head.num_wrong += not is_right  # a draft that raises is left out, and nobody is told
         head.num_checked += 1
         head.num_missing += len(text) - 1 - len(known)
-        return self._rows(head.truth.of((*text, *path))[0][-1:])
+        return sequence.rows(head.truth.of((*text, *path))[0][-1:])
 
 
 class CheckedHead(EagleHead):
-    """Drafts by `CheckedSequence`."""
+    """Drafts by `CheckedRun`."""
 
     def __init__(self, head: EagleHead, truth: Truth, plain: PlainEagle) -> None:
         super().__init__(head.backend, head.facts, head.weights)
-        self._kind = CheckedSequence
+        self._run = CheckedRun
         self.truth, self.plain = truth, plain
-        self.num_checked = self.num_missing = self.num_wrong = 0
+        self.num_checked = self.num_missing = self.num_wrong = self.most_together = 0
 
 
 def make_checked(target: Path, directory: Path, backend: PagedBackend) -> CheckedHead:
@@ -228,6 +273,7 @@ def test_texts_beside_each_other_are_cloud_onlys(target: Path, tmp_path: Path, m
                 assert text.token_ids == cloud_only(service, case)
     assert num_accepted > 2 * NUM_NEW, "what knows the target's choice was hardly ever accepted"
     assert head.num_checked > NUM_NEW and not head.num_missing and not head.num_wrong
+    assert head.most_together == 3
 
 
 def test_rows_are_right_after_an_eviction_and_a_cached_prefix(target: Path, tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.cloud_verifier.heads.loading import load_head
 from outrider.cloud_verifier.heads.lookahead import Lookahead
-from outrider.cloud_verifier.heads.sequence import Head, HeadFacts, HeadSequence
+from outrider.cloud_verifier.heads.sequence import Asked, Head, HeadFacts, HeadRun, HeadSequence
 from outrider.common.types import (
     Method,
     SamplingParams,
@@ -97,7 +97,10 @@ class KnowingSequence(HeadSequence):
     def read(self, features: FeatureLog) -> None:
         first, end = features.start, features.end
         super().read(features)
-        self._seen = (first, end, self._features)
+        self._seen = (first, end, self.features)
+
+    def row(self, path: TokenIds) -> Rows:
+        return self.rows(self._logits(path))
 
     def _logits(self, path: TokenIds) -> torch.Tensor:
         first, end, rows = self._seen
@@ -108,18 +111,21 @@ class KnowingSequence(HeadSequence):
         self._head.num_checked += len(rows)
         return logits[-1:]
 
-    def feed_root(self) -> Rows:
-        return self._rows(self._logits(()))
 
-    def feed_paths(self, paths: Sequence[TokenIds]) -> Iterator[tuple[Rows, int]]:
-        for path in paths:
-            yield self._rows(self._logits(path)), 1
+class KnowingRun(HeadRun):
+    _sequences: Sequence[KnowingSequence]
+
+    def roots(self) -> list[Rows]:
+        return [each.row(()) for each in self._sequences]
+
+    def after(self, asked: Sequence[Asked]) -> list[list[Rows]]:
+        return [[self._sequences[number].row(path) for path in paths] for number, paths in asked]
 
 
 class KnowingHead(Head):
     def __init__(self, backend: PagedBackend, truth: Truth, name: str, *, reads_all: bool) -> None:
         facts = HeadFacts(name, 4, (1, NUM_LAYERS), reads_all, "")
-        super().__init__(backend, facts, nn.Module(), KnowingSequence)
+        super().__init__(backend, facts, nn.Module(), KnowingRun, KnowingSequence)
         self.truth, self.num_checked, self.num_wrong = truth, 0, 0
 
 

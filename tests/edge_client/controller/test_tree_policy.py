@@ -166,7 +166,7 @@ class TellsTheSame:
 
 def built(costs: TreeCosts | None, gap: float = 0.6) -> int:
     budget = TreeBudget(PLENTY.num_nodes, PLENTY.max_depth, PLENTY.max_width, costs)
-    return len(TreeBuilder([TellsTheSame(gap)], NodeValues(), budget).build().token_ids)
+    return len(TreeBuilder(NodeValues(), budget).build([TellsTheSame(gap)]).token_ids)
 
 
 def test_a_builder_stops_where_a_node_is_worth_less_than_its_time() -> None:

@@ -425,9 +425,8 @@ def test_a_copy_reaches_any_depth_in_one_run_of_the_draft() -> None:
         told = TreeDraft((), (), continuations=((Continuations((0,), (0.0,), name),),))
         for _ in range(300):
             values.observe(told, (), 0)
-    draft = TreeBuilder(
-        [Drafting()], values, TreeBudget(12, 2, 4, max_copied_depth=9), copies=[Copying(9)]
-    ).build()
+    builder = TreeBuilder(values, TreeBudget(12, 2, 4, max_copied_depth=9), copies=[Copying(9)])
+    draft = builder.build([Drafting()])
     paths = {
         tuple(draft.token_ids[each] for each in Tree(draft.parents).path(n))
         for n in range(len(draft.parents))
@@ -438,9 +437,8 @@ def test_a_copy_reaches_any_depth_in_one_run_of_the_draft() -> None:
 @settings(max_examples=60, deadline=None)
 @given(num_nodes=st.integers(1, 30), depth=st.integers(1, 8), width=st.integers(1, 3), last=st.integers(0, 9))
 def test_a_union_tree_is_as_well_formed_as_any(num_nodes: int, depth: int, width: int, last: int) -> None:
-    draft = TreeBuilder(
-        [Drafting()], NodeValues(), TreeBudget(num_nodes, depth, width), copies=[Copying(last)]
-    ).build()
+    builder = TreeBuilder(NodeValues(), TreeBudget(num_nodes, depth, width), copies=[Copying(last)])
+    draft = builder.build([Drafting()])
     check_parents(draft.parents, draft.token_ids, num_nodes)
     tree = Tree(draft.parents)
     assert max(tree.depths, default=-1) < depth and len(draft.continuations) == len(tree) + 1

@@ -56,7 +56,7 @@ def build(
         draws.append((left, draw(left, number)))
         return draws[-1][1]
 
-    return DrawnTreeBuilder(source, noted, chances or DrawChances(), budget).build(), draws
+    return DrawnTreeBuilder(noted, chances or DrawChances(), budget).build(source), draws
 
 
 @pytest.mark.parametrize("seed", range(30))

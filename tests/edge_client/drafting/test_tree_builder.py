@@ -52,7 +52,7 @@ def test_a_tree_is_depth_first_likeliest_first_without_equal_siblings_and_within
     budget: TreeBudget, seed: int, num_sources: int
 ) -> None:
     expanders = [RandomExpander(seed, source) for source in ("draft", "lookup-2")[:num_sources]]
-    draft = TreeBuilder(expanders, VALUES, budget).build()
+    draft = TreeBuilder(VALUES, budget).build(expanders)
     check_parents(draft.parents, draft.token_ids, budget.num_nodes)
     tree = Tree(draft.parents)
     assert max(tree.depths, default=-1) < budget.max_depth
@@ -73,7 +73,7 @@ def test_a_tree_of_one_row_a_run_holds_the_most_valuable_nodes_there_are() -> No
     """Best-first, by its definition: expand the most valuable open node, then keep the best."""
     expander = RandomExpander(3)
     budget = TreeBudget(num_nodes=7, max_depth=7, max_width=8)
-    draft = TreeBuilder([expander], VALUES, budget).build()
+    draft = TreeBuilder(VALUES, budget).build([expander])
     found: dict[TokenIds, float] = {}
 
     def add(path: TokenIds, value: float) -> None:
@@ -103,7 +103,7 @@ def test_a_given_shape_is_what_every_tree_has_as_far_as_there_are_choices() -> N
     shape = ((2,), (2, 0), (1,), (1, 1), (2, 0, 2), (0,), (2, 0, 0))
     budget = TreeBudget(7, 3, 8, shape=shape)
     expander = Telling(0)
-    draft = TreeBuilder([expander], VALUES, budget).build()
+    draft = TreeBuilder(VALUES, budget).build([expander])
     tree = Tree(draft.parents)
     paths = [tuple(draft.token_ids[each] for each in tree.path(node)) for node in range(len(tree))]
     assert paths == [(10,), (11,), (12,), (12, 20), (12, 20, 30), (12, 20, 32)], "(11,) has one choice"
@@ -111,7 +111,7 @@ def test_a_given_shape_is_what_every_tree_has_as_far_as_there_are_choices() -> N
 
     def drafted(num_nodes: int, max_depth: int) -> int:
         cut = TreeBudget(num_nodes, max_depth, 8, shape=shape)
-        return len(TreeBuilder([Telling(0)], VALUES, cut).build().token_ids)
+        return len(TreeBuilder(VALUES, cut).build([Telling(0)]).token_ids)
 
     assert [drafted(number, 3) for number in (1, 2, 5)] == [1, 2, 4], "the first nodes are a shape too"
     assert drafted(7, 1) == 3
@@ -128,7 +128,7 @@ def test_a_rule_ends_paths_before_a_position_or_after_a_token_and_the_budget_goe
             return Stop.BEFORE
         return Stop.AFTER if signals.nll > 1 else Stop.NO
 
-    draft = TreeBuilder([Telling(0)], VALUES, TreeBudget(20, 5, 3), rule).build()
+    draft = TreeBuilder(VALUES, TreeBudget(20, 5, 3), rule).build([Telling(0)])
     tree = Tree(draft.parents)
     paths = {tuple(draft.token_ids[each] for each in tree.path(node)) for node in range(len(tree))}
     assert len(paths) == 20, "what is left out leaves room for others"
@@ -137,7 +137,7 @@ def test_a_rule_ends_paths_before_a_position_or_after_a_token_and_the_budget_goe
     assert any(len(path) > 3 for path in paths)
     assert draft.doubted == Signals(2.0, 0.1, 0.5), "of the likeliest path, (1, 1)"
     assert [signals.nll for signals in draft.signals] == [2.0 if t == 2 else 0.1 for t in draft.token_ids]
-    nothing = TreeBuilder([Telling(0)], VALUES, TreeBudget(20, 5, 3), lambda *_: Stop.BEFORE).build()
+    nothing = TreeBuilder(VALUES, TreeBudget(20, 5, 3), lambda *_: Stop.BEFORE).build([Telling(0)])
     assert nothing.token_ids == () and nothing.doubted is not None
 
 
@@ -154,7 +154,7 @@ def test_equal_children_of_two_sources_are_one_node_that_both_learn_from() -> No
     model = Telling(Continuations((4, 5), (0.0, 1.0), "draft"))
     copy = Telling(Continuations((5, 6), (0.0, 0.0), "lookup-3"))
     values = NodeValues()
-    draft = TreeBuilder([model, copy], values, TreeBudget(3, 1, 3)).build()
+    draft = TreeBuilder(values, TreeBudget(3, 1, 3)).build([model, copy])
     assert draft.token_ids == (4, 5, 6)
     assert draft.values[1] == max(values.chances(model._told)[1], values.chances(copy._told)[0])
     before, alone = values.chances(copy._told), values.chances(model._told)

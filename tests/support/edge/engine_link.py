@@ -337,7 +337,7 @@ class ChanceSequence:
         self, budget: TreeBudget, values: NodeValues, copies: Sequence[Expander[Continuations]]
     ) -> TreeDraft:
         """The text's own tokens with their runner-ups, and what copies tell."""
-        return TreeBuilder([_TextExpander(self)], values, budget, copies=copies).build()
+        return TreeBuilder(values, budget, copies=copies).build([_TextExpander(self)])
 
     def continuations(self, path: TokenIds) -> Continuations:
         place = self.position + len(path)

@@ -132,7 +132,7 @@ class Writer:
         if self._tree is not None:
             budget = dataclasses.replace(self._tree, max_depth=min(self._tree.max_depth, depth))
             draw = make_draw(sampling, start)
-            return DrawnTreeBuilder(_Supports(self, sampler, text), draw, self._chances, budget).build()
+            return DrawnTreeBuilder(draw, self._chances, budget).build(_Supports(self, sampler, text))
         drafted: list[tuple[int, float, Support | None]] = []
         output = list(text)
         for offset in range(min(self._num_draft_tokens, depth)):
