@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -14,9 +13,9 @@ from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.eagle_kv import EagleKv, RunKv, WaitingStates
 from outrider.cloud_verifier.heads.eagle_modules import EagleDraft, attention
 from outrider.cloud_verifier.heads.features import FeatureLog
-from outrider.cloud_verifier.heads.sequence import Asked, Head, HeadFacts, HeadRun, HeadSequence
+from outrider.cloud_verifier.heads.sequence import Asked, Head, HeadFacts, HeadRun, HeadSequence, Row
+from outrider.cloud_verifier.verification.staging import upload
 from outrider.common.types import TokenIds
-from outrider.edge_client.drafting.rows.rows import Rows
 from outrider.edge_client.drafting.rows.sampler import DraftSampler
 from outrider.edge_client.drafting.rows.tree import TreeKv
 from outrider.edge_client.drafting.spec import HIDDEN
@@ -138,8 +137,8 @@ class EagleRun(HeadRun):
         super().__init__(head, sequences)
         for each in self._sequences:
             while (num_more := each.num_unread - FEW) > 0:
-                self._read([each], [min(CHUNK, num_more)])
-        self._kv = self._read(self._sequences, [each.num_unread for each in self._sequences])
+                self._feed([each], [min(CHUNK, num_more)])
+        self._kv = self._feed(self._sequences, [each.num_unread for each in self._sequences])
         self._trees = [TreeKv(self._kv.end) for _ in sequences]
         self._states = torch.cat([_known(each.last_state) for each in self._sequences])  # [n, size]
         # By sequence and path, where the state after its last token is.
@@ -147,12 +146,12 @@ class EagleRun(HeadRun):
             (number, ()): number for number in range(len(sequences))
         }
 
-    def roots(self) -> list[Rows]:
+    def roots(self) -> list[Row]:
         """See `HeadRun.roots`."""
-        logits = self._head.score(self._states).float().cpu()
-        return [each.rows(logits[[number]]) for number, each in enumerate(self._sequences)]
+        numbers = range(len(self._sequences))
+        return self._read(self._head.score(self._states), [(number, number, 0) for number in numbers])
 
-    def after(self, asked: Sequence[Asked]) -> list[list[Rows]]:
+    def after(self, asked: Sequence[Asked]) -> list[list[Row]]:
         """See `HeadRun.after`. All paths are one run of the layer."""
         width, kv = max(len(paths) for _, paths in asked), self._kv
         end = kv.end + width
@@ -167,19 +166,18 @@ class EagleRun(HeadRun):
                 before[number, place] = self._rows[number, path[:-1]]
         for tree in self._trees:
             tree.end = end  # slots are left out where a sequence asks for less
-        states = self._states[torch.from_numpy(before).to(self._states.device)]
-        nexts = self._run(kv, ids, states, positions, bias)
-        first = len(self._states)
-        self._states = torch.cat((self._states, nexts.flatten(0, 1)))
-        logits = self._head.score(nexts.flatten(0, 1)).float().cpu()
-        found = []
-        for number, paths in asked:
-            rows = [number * width + place for place in range(len(paths))]
-            self._rows |= {(number, path): first + row for path, row in zip(paths, rows, strict=True)}
-            found.append([self._sequences[number].rows(logits[[row]]) for row in rows])
-        return found
+        states, fed = self._states, upload([ids, positions, before, bias], self._states.device)
+        nexts = self._run(kv, fed[0], states[fed[2]], fed[1], fed[3])
+        first, flat = len(self._states), nexts.flatten(0, 1)
+        self._states = torch.cat((self._states, flat))
+        places = [(number, path) for number, paths in asked for path in paths]
+        rows = [number * width + place for number, paths in asked for place in range(len(paths))]
+        self._rows |= {place: first + row for place, row in zip(places, rows, strict=True)}
+        of = [(row, number, len(path)) for row, (number, path) in zip(rows, places, strict=True)]
+        found = iter(self._read(self._head.score(flat), of))
+        return [[next(found) for _ in paths] for _, paths in asked]
 
-    def _read(self, sequences: Sequence[EagleSequence], counts: Sequence[int]) -> RunKv:
+    def _feed(self, sequences: Sequence[EagleSequence], counts: Sequence[int]) -> RunKv:
         """Reads so many pairs of each sequence; returns the KV of all, these included."""
         weights, width = self._head.weights, max(counts)
         kv = RunKv([each.kv for each in sequences], weights.device, weights.dtype)
@@ -192,7 +190,8 @@ class EagleRun(HeadRun):
         some = next(iter(taken.values()))[2]
         states = [taken[n][2] if n in taken else some[:0] for n in range(len(sequences))]
         bias = np.triu(np.full((1, width, width), HIDDEN, np.float32), 1)
-        nexts = self._run(kv, ids, pad_sequence(states, batch_first=True), positions, bias)
+        fed = upload([ids, positions, bias], some.device)
+        nexts = self._run(kv, fed[0], pad_sequence(states, batch_first=True), fed[1], fed[2])
         own = kv.last(width)
         for number, (places, _, _) in taken.items():
             count = len(places)
@@ -200,26 +199,16 @@ class EagleRun(HeadRun):
         kv.show(counts)
         return kv
 
-    def _run(
-        self,
-        kv: RunKv,
-        ids: NDArray[np.int64],
-        states: Tensor,
-        positions: NDArray[np.int64],
-        bias: NDArray[np.float32],
-    ) -> Tensor:
+    def _run(self, kv: RunKv, ids: Tensor, states: Tensor, positions: Tensor, bias: Tensor) -> Tensor:
         """Returns the next states [sequences, n, size] of pairs or nodes. `bias` [sequences or 1, n, m] is that of the
         columns after those which `kv` shows."""
-        device, dtype = states.device, states.dtype
         seen = kv.bias.expand(-1, ids.shape[1], -1)
-        hidden = torch.from_numpy(bias).to(device, dtype).expand(len(seen), -1, -1)
-        whole = torch.cat((seen, hidden), dim=-1)
-        on_device = torch.from_numpy(np.stack((ids, positions))).to(device)
+        whole = torch.cat((seen, bias.to(seen.dtype).expand(len(seen), -1, -1)), dim=-1)
 
         def attend(query: Tensor, own: Tensor) -> Tensor:
             return attention(query, kv.extend(own), whole)
 
-        nexts: Tensor = self._head.weights(self._head.embed(on_device[0]), states, on_device[1], attend)
+        nexts: Tensor = self._head.weights(self._head.embed(ids), states, positions, attend)
         return nexts
 
 

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from outrider.cloud_verifier.heads.sequence import Asked, Head, HeadRun, HeadSequence
+from outrider.cloud_verifier.heads.sequence import Asked, Head, HeadRun, HeadSequence, Row
 from outrider.common.types import TokenIds
-from outrider.edge_client.drafting.rows.rows import Rows
 
 
 class HydraRun(HeadRun):
@@ -20,23 +19,21 @@ class HydraRun(HeadRun):
         super().__init__(head, sequences)
         self._features = torch.cat([each.features[-1:] for each in sequences])
 
-    def roots(self) -> list[Rows]:
+    def roots(self) -> list[Row]:
         """See `HeadRun.roots`."""
-        return [rows for (rows,) in self.after([(number, [()]) for number in range(len(self._sequences))])]
+        return [row for (row,) in self.after([(number, [()]) for number in range(len(self._sequences))])]
 
-    def after(self, asked: Sequence[Asked]) -> list[list[Rows]]:
+    def after(self, asked: Sequence[Asked]) -> list[list[Row]]:
         """See `HeadRun.after`. Paths of one depth are one batch."""
         batches: dict[int, list[tuple[int, TokenIds]]] = defaultdict(list)
         for number, paths in asked:
             for path in paths:
                 batches[len(path)].append((number, path))
-        logits = torch.cat([self._logits(depth, batch) for depth, batch in batches.items()]).float().cpu()
-        in_order = [each for batch in batches.values() for each in batch]
-        row = {each: index for index, each in enumerate(in_order)}
-        return [
-            [self._sequences[number].rows(logits[[row[number, path]]]) for path in paths]
-            for number, paths in asked
-        ]
+        logits = torch.cat([self._logits(depth, batch) for depth, batch in batches.items()])
+        places = [each for batch in batches.values() for each in batch]
+        rows = self._read(logits, [(row, number, len(path)) for row, (number, path) in enumerate(places)])
+        found = dict(zip(places, rows, strict=True))
+        return [[found[number, path] for path in paths] for number, paths in asked]
 
     def _logits(self, depth: int, batch: Sequence[tuple[int, TokenIds]]) -> torch.Tensor:
         """Returns [paths, vocab_size] after paths of one length."""

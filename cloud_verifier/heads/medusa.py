@@ -9,8 +9,7 @@ from typing import cast
 import torch
 
 from outrider.cloud_verifier.heads.modules import MedusaHead
-from outrider.cloud_verifier.heads.sequence import Asked, Head, HeadRun, HeadSequence
-from outrider.edge_client.drafting.rows.rows import Rows
+from outrider.cloud_verifier.heads.sequence import Asked, Head, HeadRun, HeadSequence, Row
 
 
 class MedusaRun(HeadRun):
@@ -26,13 +25,14 @@ class MedusaRun(HeadRun):
             logits = score(torch.cat(states))
         else:
             logits = torch.cat([(own or score)(state) for own, state in zip(outputs, states, strict=True)])
-        by_sequence = logits.view(len(heads), len(sequences), -1).transpose(0, 1).float().cpu()
-        self._of_depth = [each.rows(rows) for each, rows in zip(sequences, by_sequence, strict=True)]
+        places = [(number, depth) for depth in range(len(heads)) for number in range(len(sequences))]
+        rows = self._read(logits, [(row, *place) for row, place in enumerate(places)])
+        self._rows = dict(zip(places, rows, strict=True))
 
-    def roots(self) -> list[Rows]:
+    def roots(self) -> list[Row]:
         """See `HeadRun.roots`."""
-        return [rows.one(0) for rows in self._of_depth]
+        return [self._rows[number, 0] for number in range(len(self._sequences))]
 
-    def after(self, asked: Sequence[Asked]) -> list[list[Rows]]:
+    def after(self, asked: Sequence[Asked]) -> list[list[Row]]:
         """See `HeadRun.after`."""
-        return [[self._of_depth[number].one(len(path)) for path in paths] for number, paths in asked]
+        return [[self._rows[number, len(path)] for path in paths] for number, paths in asked]

@@ -7,21 +7,28 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.cloud_verifier.heads.source import WantedDraft
+from outrider.common.errors import ModelError
 from outrider.common.types import Draft, SamplingParams, TokenIds
 from outrider.edge_client.drafting.base import NodeRule, ShouldStop
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.rows.rows import Rows, rows_of
 from outrider.edge_client.drafting.rows.sampler import DraftSampler
-from outrider.edge_client.drafting.rows.sequence import SampledText
+from outrider.edge_client.drafting.rows.sequence import SampledText, TellsOfRows
 from outrider.edge_client.drafting.trees import Continuations, TreeBudget, TreeDraft
 
-Drafting = Generator[Sequence[TokenIds], Sequence[Rows], Draft]
+Row = Rows | Continuations | ModelError
+"""Is what a head computes after one path: the whole row, or what it tells of the next node, or is wrong with it, where
+that is found on the device."""
+
+Drafting = Generator[Sequence[TokenIds], Sequence[Row], Draft]
 """Is a draft under way: it yields the paths after which it wants rows, the empty one alone at first, takes the row
 after each, and returns the draft."""
 
@@ -32,6 +39,15 @@ Asked = tuple[int, Sequence[TokenIds]]
 def hidden_size(backend: PagedBackend) -> int:
     """Returns the width of the target's embeddings and states."""
     return int(backend.decoder.embed(torch.zeros(1, dtype=torch.int64, device=backend.device)).shape[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseOf:
+    """Holds what a row is scored with: the temperature, and of the noise that both sides share seed and position."""
+
+    temperature: float
+    seed: int
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +69,33 @@ class HeadRun(ABC):
         self._head, self._sequences = head, sequences
 
     @abstractmethod
-    def roots(self) -> list[Rows]:
+    def roots(self) -> list[Row]:
         """Returns the row after the committed tokens of each sequence."""
 
     @abstractmethod
-    def after(self, asked: Sequence[Asked]) -> list[list[Rows]]:
+    def after(self, asked: Sequence[Asked]) -> list[list[Row]]:
         """Returns the rows after paths of some sequences. A path is shorter than `max_depth`, and was asked for before
         without its last token."""
+
+    def _read(self, logits: torch.Tensor, of: Sequence[tuple[int, int, int]]) -> list[Row]:
+        """Returns what sequences read of logits [n, vocab_size]: `of` has for each a row of these, the number of the
+        sequence, and the length of the path."""
+        told: dict[int, Row] = {}
+        if self._head.backend.has_device_logits:
+            from outrider.cloud_verifier.heads.device_tops import TopOf, read_tops
+
+            at = [index for index, (_, number, _) in enumerate(of) if self._sequences[number].wants_tops]
+            asked = [
+                TopOf(row, self._sequences[number].noise_of(length), self._head.source_of(length))
+                for row, number, length in (of[index] for index in at)
+            ]
+            told |= zip(at, read_tops(logits, self._head.num_tokens, asked), strict=True)
+        if len(told) < len(of):
+            on_host = logits[:, : self._head.num_tokens].float().cpu().numpy()
+            for index, (row, number, _) in enumerate(of):
+                if index not in told:
+                    told[index] = self._sequences[number].rows(on_host[row : row + 1])
+        return [told[index] for index in range(len(of))]
 
 
 class Head:
@@ -123,7 +159,7 @@ class Head:
         drafts: dict[int, Draft | Exception] = {}
         asked: dict[int, Sequence[TokenIds]] = {}
 
-        def go_on(number: int, rows: Sequence[Rows] | None) -> None:
+        def go_on(number: int, rows: Sequence[Row] | None) -> None:
             try:
                 one = drafting[number]
                 asked[number] = next(one) if rows is None else one.send(rows)
@@ -138,7 +174,7 @@ class Head:
             numbers = list(asked)
             place = {number: index for index, number in enumerate(numbers)}
             run = self.start([sequences[number] for number in numbers])
-            given: list[list[Rows]] = [[row] for row in run.roots()]
+            given: list[list[Row]] = [[row] for row in run.roots()]
             while numbers:
                 asked.clear()
                 for number, rows in zip(numbers, given, strict=True):
@@ -146,6 +182,10 @@ class Head:
                 numbers = list(asked)
                 given = run.after([(place[number], asked[number]) for number in numbers]) if numbers else []
         return [drafts[number] for number in range(len(sequences))]
+
+    def source_of(self, length: int) -> str:
+        """Returns the name of what is learned together of continuations after paths of a length: each depth apart."""
+        return f"{self.name} {length}"
 
     def close(self) -> None:
         """Stops the target from keeping features."""
@@ -168,6 +208,7 @@ class HeadSequence(SampledText):
         self._head, self._temperature = head, temperature
         self.reads_all = head.reads_all
         self.features: Any = None  # [n, size], the last of them of the last token but one
+        self.wants_tops = False  # of each row alone, for the draft under way
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -200,13 +241,17 @@ class HeadSequence(SampledText):
         return self._tree(wanted.budget, wanted.values)
 
     def tell(self, rows: Rows, path: TokenIds, has_signals: bool = False) -> Continuations:
-        """Returns what may follow a path. What is learned of it is apart for each depth."""
+        """Returns what may follow a path."""
         told = super().tell(rows, path, has_signals)
-        return replace(told, source=f"{self._head.name} {len(path)}")
+        return replace(told, source=self._head.source_of(len(path)))
 
-    def rows(self, logits: torch.Tensor) -> Rows:
-        """Returns the rows of logits [k, vocab_size]."""
-        return rows_of(logits[:, : self._num_tokens].float().cpu().numpy(), self._temperature)
+    def rows(self, logits: NDArray[np.float32]) -> Rows:
+        """Returns the rows of logits [k, num_tokens]."""
+        return rows_of(logits, self._temperature)
+
+    def noise_of(self, length: int) -> NoiseOf:
+        """Returns what the noise after a path of a length is made of."""
+        return NoiseOf(self._temperature, self._sampler.seed, len(self._text) + length)
 
     def close(self) -> None:
         """Frees the features."""
@@ -227,9 +272,10 @@ class HeadSequence(SampledText):
             chain = self.begin_chain(min(num_draft_tokens, self._head.facts.max_depth), should_stop)
         if chain is None:
             return Draft((), ())
-        (rows,) = yield [()]
-        while chain.add(rows):
-            (rows,) = yield [tuple(chain.token_ids)]
+        self.wants_tops = False
+        (row,) = yield [()]
+        while chain.add(_whole(row)):
+            (row,) = yield [tuple(chain.token_ids)]
         return chain.draft()
 
     def _tree(self, budget: TreeBudget, values: NodeValues, rule: NodeRule | None = None) -> Drafting:
@@ -240,11 +286,23 @@ class HeadSequence(SampledText):
         if begun is None:
             return TreeDraft((), ())
         growing, tells = begun
+        self.wants_tops = rule is None and self._sampler.has_plain_trees
         try:
             paths = next(growing)
             while True:
                 rows = yield paths
-                paths = growing.send([[tells.of(row, path) for row, path in zip(rows, paths, strict=True)]])
+                paths = growing.send([[_told(tells, *each) for each in zip(rows, paths, strict=True)]])
         except StopIteration as end:
             draft: TreeDraft = end.value
         return draft
+
+
+def _told(tells: TellsOfRows[Any], row: Row, path: TokenIds) -> Any:
+    if isinstance(row, ModelError):
+        raise row
+    return row if isinstance(row, Continuations) else tells.of(row, path)
+
+
+def _whole(row: Row) -> Rows:
+    assert isinstance(row, Rows), "a chain is sampled from whole rows"
+    return row

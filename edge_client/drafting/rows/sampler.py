@@ -30,10 +30,10 @@ from outrider.edge_client.drafting.rows.rows import Rows, allowed_by, constraine
 from outrider.edge_client.drafting.trees import MAX_CONTINUATIONS, Continuations
 from outrider.kernels.signals import draft_signals
 
-_NOT_FINITE = "the draft's logits are not finite; its weights or its export are damaged"
+NOT_FINITE = "the draft's logits are not finite; its weights or its export are damaged"
 
 _FEW = 512  # allowed ids; they are cheaper by themselves than as a part of all
-_MOST_GAP = 8.0  # nats below the first continuation; one that scores less is never worth a node
+MOST_GAP = 8.0  # nats below the first continuation; one that scores less is never worth a node
 
 _CERTAIN = Signals(entropy_bits=0.0, nll=0.0, margin=1.0)  # of the only id that is allowed
 # Token id, the probability it was sampled with, signals, and the support it was sampled from, if any.
@@ -64,6 +64,16 @@ class DraftSampler:
         """Returns whether a token is chosen by its row and the noise alone."""
         is_plain = self._is_argmax or self._is_tempered
         return is_plain and not self._num_support and not self.keeps_runner_ups
+
+    @property
+    def has_plain_trees(self) -> bool:
+        """Returns whether a tree is told by its rows, the temperature and the noise alone."""
+        return self._is_plain_row and self._grammar is None
+
+    @property
+    def seed(self) -> int:
+        """Returns the seed of the noise."""
+        return self._params.seed
 
     @property
     def temperature(self) -> float:
@@ -117,7 +127,7 @@ class DraftSampler:
         top_id = int(probs.argmax())
         top_prob = float(probs[top_id])
         if not math.isfinite(top_prob):
-            raise ModelError(_NOT_FINITE)
+            raise ModelError(NOT_FINITE)
         token_id, prob, support = self._choose(rows, start, offset, prompt_ids, output_ids)
         variance = None if rows.candidates is None else top_variance(rows.candidates)
         signals = Signals(*draft_signals(finite(rows), probs, token_id, top_id), variance)
@@ -140,14 +150,14 @@ class DraftSampler:
         """
         assert not self._num_support, "a tree is drafted with the noise that both sides share"
         if not math.isfinite(rows.probs[0, 0]):  # one logit that is not makes them all so
-            raise ModelError(_NOT_FINITE)
+            raise ModelError(NOT_FINITE)
         rows = self._constrained(rows, prompt_ids, output_ids)
         scores = rows.logits if self._is_argmax else self._scores(rows, prompt_ids, output_ids)
         if self._is_greedy:
-            ids, sums = top_scores(scores[0], MAX_CONTINUATIONS, _MOST_GAP)
+            ids, sums = top_scores(scores[0], MAX_CONTINUATIONS, MOST_GAP)
         else:
             noise = self._noise.row(self._position(start, offset), scores.shape[1])
-            ids, sums = coupled_top(scores[0], noise, MAX_CONTINUATIONS, _MOST_GAP)
+            ids, sums = coupled_top(scores[0], noise, MAX_CONTINUATIONS, MOST_GAP)
         token_ids, gaps = tuple(ids.tolist()), tuple((sums[:1] - sums).tolist())
         return Continuations(
             token_ids, gaps, DRAFT_SOURCE, _signals_of(rows, token_ids) if has_signals else ()
@@ -210,7 +220,7 @@ class DraftSampler:
         them."""
         assert self._grammar is not None, "a constrained text"
         if not math.isfinite(rows.probs[0, 0]):  # one logit that is not makes them all so
-            raise ModelError(_NOT_FINITE)
+            raise ModelError(NOT_FINITE)
         self._grammar.follow(output_ids)
         longest = self._bad_words.longest
         text = (*prompt_ids[-longest:], *output_ids[-longest:]) if longest else ()

@@ -227,7 +227,7 @@ class CheckedRun(EagleRun):
         head.num_wrong += not is_right  # a draft that raises is left out, and nobody is told
         head.num_checked += 1
         head.num_missing += len(text) - 1 - len(known)
-        return sequence.rows(head.truth.of((*text, *path))[0][-1:])
+        return sequence.rows(head.truth.of((*text, *path))[0][-1:, : head.num_tokens].numpy())
 
 
 class CheckedHead(EagleHead):

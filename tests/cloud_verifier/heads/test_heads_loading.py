@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.heads import HIDDEN, make_heads
 from support.models import make_tiny_target
-from test_heads_text import HIDDEN, make_heads
 
 from benchmarks.heads.service import CLOUD_ONLY, Case, Service
 from outrider.cloud_verifier.backends.loading import load_target

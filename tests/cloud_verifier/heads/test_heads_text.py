@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from support.heads import make_heads
 from support.models import make_tiny_target
 from torch import nn
 
@@ -30,7 +29,7 @@ from outrider.common.types import (
 )
 from outrider.edge_client.drafting.rows.rows import Rows
 
-HIDDEN, NUM_LAYERS = 128, 3
+NUM_LAYERS = 3
 NUM_NEW = 24
 
 
@@ -46,29 +45,6 @@ class Target(NamedTuple):
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
     arch, decoder = request.param
     return Target(make_tiny_target(tmp_path_factory.mktemp("target"), arch), decoder)
-
-
-def make_heads(directory: Path, kind: str, num_heads: int = 3, seed: int = 0) -> Path:
-    """Writes random heads of the tiny targets."""
-    chance = torch.Generator().manual_seed(seed)
-
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=chance) * 0.1
-
-    tensors = {}
-    for k in range(num_heads):
-        tensors[f"{k}.0.linear.weight"], tensors[f"{k}.0.linear.bias"] = (
-            random(HIDDEN, HIDDEN),
-            random(HIDDEN),
-        )
-        if kind == "hydra":
-            tensors[f"{k}.inputs.weight"] = random(HIDDEN, (k + 2) * HIDDEN)
-            tensors[f"{k}.inputs.bias"] = random(HIDDEN)
-    directory.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, directory / "model.safetensors")
-    config = {"medusa_num_heads": num_heads, "medusa_num_layers": 1, "outrider": {"kind": kind}}
-    (directory / "config.json").write_text(json.dumps(config))
-    return directory
 
 
 class Truth:
@@ -100,7 +76,7 @@ class KnowingSequence(HeadSequence):
         self._seen = (first, end, self.features)
 
     def row(self, path: TokenIds) -> Rows:
-        return self.rows(self._logits(path))
+        return self.rows(self._logits(path)[:, : self._num_tokens].numpy())
 
     def _logits(self, path: TokenIds) -> torch.Tensor:
         first, end, rows = self._seen

@@ -11,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.eagle import make_eagle
+from support.heads import HIDDEN
 from support.models import make_tiny_target
 from test_heads_loading import change_config, change_tensors
-from test_heads_text import HIDDEN, NUM_NEW, cloud_only, make_prompt
+from test_heads_text import NUM_NEW, cloud_only, make_prompt
 
 from benchmarks.heads.service import Case, Service
 from outrider.cloud_verifier.backends.loading import load_target
