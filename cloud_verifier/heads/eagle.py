@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.heads.eagle_kv import EagleKv, RunKv, WaitingStates
-from outrider.cloud_verifier.heads.eagle_modules import EagleDraft, attention
+from outrider.cloud_verifier.heads.eagle_modules import EagleDraft, attention_side_by_side
 from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.cloud_verifier.heads.sequence import Asked, Head, HeadFacts, HeadRun, HeadSequence, Row
 from outrider.cloud_verifier.verification.staging import upload
@@ -206,7 +206,7 @@ class EagleRun(HeadRun):
         whole = torch.cat((seen, bias.to(seen.dtype).expand(len(seen), -1, -1)), dim=-1)
 
         def attend(query: Tensor, own: Tensor) -> Tensor:
-            return attention(query, kv.extend(own), whole)
+            return attention_side_by_side(query, kv.extend(own), whole)
 
         nexts: Tensor = self._head.weights(self._head.embed(ids), states, positions, attend)
         return nexts

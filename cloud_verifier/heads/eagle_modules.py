@@ -66,11 +66,23 @@ class EagleLayer(nn.Module):
 
 def attention(query: Tensor, keys_and_values: Tensor, bias: Tensor | None) -> Tensor:
     """Returns what queries [*, heads, n, head_dim] read of m keys and values [2, *, kv_heads, m, head_dim]; `bias`
-    [*, n, m] is added to the scores."""
+    [n, m] is added to the scores."""
     keys, values = keys_and_values
-    if bias is not None and bias.dim() > 2:
-        bias = bias.unsqueeze(-3)
     return scaled_dot_product_attention(query, keys, values, attn_mask=bias, enable_gqa=True)
+
+
+def attention_side_by_side(query: Tensor, keys_and_values: Tensor, bias: Tensor) -> Tensor:
+    """Returns `attention` of sequences [sequences, heads, n, head_dim] of which each has a bias [sequences, n, m].
+
+    It is plain products: a library may plan a fused kernel anew for each shape, and here m grows with every token.
+    """
+    keys, values = keys_and_values
+    groups = query.unflatten(1, (keys.shape[1], -1))  # [sequences, kv_heads, heads of each, n, head_dim]
+    scores = groups.flatten(2, 3) @ keys.transpose(-2, -1) * query.shape[-1] ** -0.5
+    scores = scores.unflatten(2, groups.shape[2:4]) + bias[:, None, None]
+    shares = scores.float().softmax(-1).to(values.dtype)
+    read: Tensor = (shares.flatten(2, 3) @ values).view_as(groups)
+    return read.flatten(1, 2)
 
 
 class EagleDraft(nn.Module):
