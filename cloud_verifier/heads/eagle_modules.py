@@ -77,12 +77,12 @@ def attention_side_by_side(query: Tensor, keys_and_values: Tensor, bias: Tensor)
     It is plain products: a library may plan a fused kernel anew for each shape, and here m grows with every token.
     """
     keys, values = keys_and_values
-    groups = query.unflatten(1, (keys.shape[1], -1))  # [sequences, kv_heads, heads of each, n, head_dim]
-    scores = groups.flatten(2, 3) @ keys.transpose(-2, -1) * query.shape[-1] ** -0.5
-    scores = scores.unflatten(2, groups.shape[2:4]) + bias[:, None, None]
+    num, num_heads, n, head_dim = query.shape
+    grouped = query.reshape(num, keys.shape[1], -1, head_dim)  # the heads that read the same keys, one after the other
+    scores = (grouped @ keys.transpose(-2, -1) * head_dim**-0.5).view(num, num_heads, n, -1) + bias[:, None]
     shares = scores.float().softmax(-1).to(values.dtype)
-    read: Tensor = (shares.flatten(2, 3) @ values).view_as(groups)
-    return read.flatten(1, 2)
+    read: Tensor = shares.view(num, keys.shape[1], -1, keys.shape[2]) @ values
+    return read.view(num, num_heads, n, head_dim)
 
 
 class EagleDraft(nn.Module):
