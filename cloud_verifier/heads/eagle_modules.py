@@ -78,7 +78,9 @@ def attention_side_by_side(query: Tensor, keys_and_values: Tensor, bias: Tensor)
     """
     keys, values = keys_and_values
     num, num_heads, n, head_dim = query.shape
-    grouped = query.reshape(num, keys.shape[1], -1, head_dim)  # the heads that read the same keys, one after the other
+    grouped = query.reshape(
+        num, keys.shape[1], -1, head_dim
+    )  # the heads that read the same keys, one after the other
     scores = (grouped @ keys.transpose(-2, -1) * head_dim**-0.5).view(num, num_heads, n, -1) + bias[:, None]
     shares = scores.float().softmax(-1).to(values.dtype)
     read: Tensor = shares.view(num, keys.shape[1], -1, keys.shape[2]) @ values
