@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -92,9 +93,13 @@ class HeadRun(ABC):
             told |= zip(at, read_tops(logits, self._head.num_tokens, asked), strict=True)
         if len(told) < len(of):
             on_host = logits[:, : self._head.num_tokens].float().cpu().numpy()
-            for index, (row, number, _) in enumerate(of):
+            of_sequence: dict[int, list[int]] = defaultdict(list)
+            for index, (_, number, _) in enumerate(of):
                 if index not in told:
-                    told[index] = self._sequences[number].rows(on_host[row : row + 1])
+                    of_sequence[number].append(index)
+            for number, indices in of_sequence.items():
+                rows = self._sequences[number].rows(on_host[[of[index][0] for index in indices]])
+                told |= {index: rows.one(place) for place, index in enumerate(indices)}
         return [told[index] for index in range(len(of))]
 
 
