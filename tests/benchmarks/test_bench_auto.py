@@ -15,7 +15,7 @@ POINT = Point(600, 70, 2)
 
 @pytest.fixture(scope="module")
 def run() -> AutoRun:
-    return run_auto((synthetic_traces(0.95, "none", num_texts=32, num_positions=128, seed=3), POINT))
+    return run_auto((synthetic_traces(0.95, "none", num_texts=16, num_positions=128, seed=3), POINT))
 
 
 def test_later_texts_of_a_process_need_not_learn_the_draft_anew(run: AutoRun) -> None:

@@ -96,9 +96,10 @@ def test_fixed_lengths_on_a_synthetic_trace_run_at_the_cost_models_rate() -> Non
     )
 
 
-def test_optimal_comes_near_the_best_fixed_length_in_long_texts() -> None:
+@pytest.mark.parametrize("num_texts", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_optimal_comes_near_the_best_fixed_length_in_long_texts(num_texts: int) -> None:
     for alpha, confidence, bound in ((0.3, "none", 1.02), (0.8, "none", 1.05), (0.8, "knows", 1.02)):
-        traces = synthetic_traces(alpha, confidence, num_texts=2, num_positions=1024)
+        traces = synthetic_traces(alpha, confidence, num_texts=num_texts, num_positions=1024)
         sweep = FixedSweep(traces)
         for point in (Point(1, 5, 12), Point(60, 30, 2), Point(600, 30, 0.2)):
             tpot_s = play_set((traces, "optimal", point)).tpot_s(point)

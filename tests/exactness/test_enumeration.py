@@ -118,11 +118,19 @@ def drops_what_it_drew(tree, node, number):
     return number == 0 or tree.token(own) % 2 == 0
 
 
-@pytest.mark.parametrize("kind", ["mixed", pytest.param("truncated", marks=pytest.mark.slow)])
-def test_a_sparse_tree_may_grow_by_what_is_drawn_but_not_leave_out_a_child_for_what_it_is(kind, show):
+@pytest.mark.parametrize(
+    ("kind", "left_out_of"),
+    [
+        ("mixed", "branches"),
+        *(pytest.param(each, "wide", marks=pytest.mark.slow) for each in ("mixed", "truncated")),
+    ],
+)
+def test_a_sparse_tree_may_grow_by_what_is_drawn_but_not_leave_out_a_child_for_what_it_is(
+    kind, left_out_of, show
+):
     rules = rules_of(Method.SPARSE, parents=TREES["wide"], grow=grows_by_what_is_drawn)
     check_exact(Method.SPARSE, make_world(kind), rules)
-    rules = rules_of(Method.SPARSE, parents=TREES["wide"], grow=drops_what_it_drew)
+    rules = rules_of(Method.SPARSE, parents=TREES[left_out_of], grow=drops_what_it_drew)
     biases = bias(create_method(Method.SPARSE), make_world(kind), rules)
     show("sparse trees: a drawn child left out for what it is", kind, biases)
     assert biases[-1] > LEAST_BIAS

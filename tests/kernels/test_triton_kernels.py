@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("triton")
 
 
-@pytest.mark.timeout(900)  # 80 s on an idle machine, twice that beside others
+@pytest.mark.timeout(900)  # 60 s on an idle machine, twice that beside others
 @pytest.mark.parametrize("marked", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_the_interpreted_kernels_pass_their_cases(marked):
     """One process for all: most of a file's time would be the start of its own."""

@@ -126,10 +126,11 @@ def load_acceptance(acceptance: object, where: str, seed: int) -> list[TracedTex
             f"{where}: is {acceptance!r}; give the name of recorded traces, a chance between 0 and 1, "
             "or a list of them, one a position"
         )
-    return _draw_texts(list(map(float, alphas)), seed)
+    return list(_draw_texts(tuple(map(float, alphas)), seed))
 
 
-def _draw_texts(alphas: Sequence[float], seed: int) -> list[TracedText]:
+@lru_cache(4)  # each visit of a sweep asks for them
+def _draw_texts(alphas: tuple[float, ...], seed: int) -> tuple[TracedText, ...]:
     chances = np.array([alphas[min(i, len(alphas) - 1)] for i in range(MAX_DEPTH)])
     source, source_of_ranks = np.random.default_rng(seed), np.random.default_rng((seed, 1))
     nothing = np.zeros((NUM_GIVEN_POSITIONS, 0), np.float32)
@@ -139,7 +140,7 @@ def _draw_texts(alphas: Sequence[float], seed: int) -> list[TracedText]:
         ends = np.append(falls, np.ones((NUM_GIVEN_POSITIONS, 1), bool), axis=1)
         trace = TextTrace(ends.argmax(axis=1).astype(np.uint8), nothing)
         texts.append(TracedText(trace, ranks=DrawnRanks(falls, alphas, source_of_ranks)))
-    return texts
+    return tuple(texts)
 
 
 @dataclass(slots=True)
