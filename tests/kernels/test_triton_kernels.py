@@ -28,10 +28,10 @@ COMPILE = """
 import sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from outrider.kernels import device, device_truncation
+from outrider.kernels import device, device_top, device_truncation
 
 kinds = {
-    "*fp32": "logits temperatures thresholds tops totals weighted_totals row_tops", "*i64": "keys rows token_ids",
+    "*fp32": "scores logits temperatures thresholds tops totals weighted_totals row_tops", "*i64": "keys rows token_ids",
     "*fp64": "known_tops known_log_sums changed_weights bests top_ps log_min_ps log_sums entropies",
     "*i32": "changed_ids best_ids top_ks", "i32": "row_stride num_tokens num_spans",
 }
@@ -46,6 +46,7 @@ for capability in map(int, sys.argv[1:]):
         (device._combine_spans, spans | dict(IS_RESIDUAL=False), 1),
         (device._combine_spans, spans | dict(IS_RESIDUAL=True), 1),
         (device_truncation._cut, cut, device_truncation.NUM_WARPS),
+        (device_top._score, dict(NUM_BLOCKS=device_top.TILE_BLOCKS), device_top.NUM_WARPS),
     ):
         signature = {name: kind_of.get(name, "constexpr") for name in fn.arg_names}
         source = ASTSource(fn=fn, signature=signature, constexprs=values)
@@ -69,7 +70,7 @@ of_gpus = pytest.mark.parametrize("gpus", [(90,), pytest.param((80,), marks=pyte
 @of_gpus
 def test_the_kernels_compile_for_gpus_that_are_not_here(gpus, tmp_path):
     run = run_without_a_gpu(COMPILE, tmp_path, *map(str, gpus))
-    assert run.stdout == "True\n" * 5 * len(gpus), run.stderr
+    assert run.stdout == "True\n" * 6 * len(gpus), run.stderr
 
 
 # Prints, for each kernel of a module and each GPU, how much of its registers is spilled to memory.
