@@ -7,6 +7,7 @@ target are synthetic, so that the processor's time goes to what is measured.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import random
 import subprocess
@@ -138,6 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setup_logging("error")
     threading.excepthook = _report_thread
     crowd = Crowd(**given.crowd)
+    # One that does not end says where its threads are, before it is killed.
+    faulthandler.dump_traceback_later(crowd.ramp_s + crowd.seconds + 2.5 * _END_GRACE_S, exit=True)
     config = run_config(
         verifier=given.address,
         max_new_tokens=NO_END,
