@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
-from outrider.cloud_verifier.heads.eagle_kv import EagleKv, RunKv, WaitingStates
+from outrider.cloud_verifier.heads.eagle_kv import BLOCK, EagleKv, RunKv, WaitingStates
 from outrider.cloud_verifier.heads.eagle_modules import EagleDraft, attention_side_by_side
 from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.cloud_verifier.heads.sequence import Asked, Head, HeadFacts, HeadRun, HeadSequence, Row
@@ -123,6 +124,39 @@ class EagleSequence(HeadSequence):
 
 
 class EagleRun(HeadRun):
+    """Runs sequences of about one length side by side: a group has those whose blocks of KV, rounded up to a power of
+    two, are as many, so that not much more than half of it is padding, however long one text is."""
+
+    _sequences: Sequence[EagleSequence]
+
+    def __init__(self, head: Head, sequences: Sequence[HeadSequence]) -> None:
+        super().__init__(head, sequences)
+        numbers: dict[int, list[int]] = defaultdict(list)  # by the size of the group's KV
+        for number, each in enumerate(self._sequences):
+            num_pairs = len(each.kv.positions) + each.num_unread
+            numbers[(max(0, num_pairs - 1) // BLOCK).bit_length()].append(number)
+        self._groups = [
+            (group, _SideBySide(head, [sequences[number] for number in group])) for group in numbers.values()
+        ]
+
+    def roots(self) -> list[Row]:
+        """See `HeadRun.roots`."""
+        found = {n: row for group, run in self._groups for n, row in zip(group, run.roots(), strict=True)}
+        return [found[number] for number in range(len(self._sequences))]
+
+    def after(self, asked: Sequence[Asked]) -> list[list[Row]]:
+        """See `HeadRun.after`. All paths of a group are one run of the layer."""
+        found: dict[int, list[Row]] = {}
+        paths_of = dict(asked)
+        for group, run in self._groups:
+            places = [place for place, number in enumerate(group) if number in paths_of]
+            if places:
+                rows = run.after([(place, paths_of[group[place]]) for place in places])
+                found |= zip((group[place] for place in places), rows, strict=True)
+        return [found[number] for number, _ in asked]
+
+
+class _SideBySide(HeadRun):
     """Runs the layer for several sequences at once, each padded to the longest: once for the pairs that they have not
     read, and for the nodes that they ask for at a time.
 
@@ -152,7 +186,7 @@ class EagleRun(HeadRun):
         return self._read(self._head.score(self._states), [(number, number, 0) for number in numbers])
 
     def after(self, asked: Sequence[Asked]) -> list[list[Row]]:
-        """See `HeadRun.after`. All paths are one run of the layer."""
+        """See `HeadRun.after`."""
         width, kv = max(len(paths) for _, paths in asked), self._kv
         end = kv.end + width
         ids, positions, before = np.zeros((3, len(self._sequences), width), np.int64)

@@ -55,12 +55,13 @@ def load_models(config: ServeConfig, kv_bytes: int | None) -> tuple[PagedBackend
 
 
 def _heads_bytes(config: ServeConfig) -> int:
-    """Returns how much memory of a CUDA device `--heads` will take: weights, their KV, and features of prompts."""
+    """Returns how much memory of a CUDA device `--heads` will take: weights, their KV, features of prompts, and the KV
+    of sequences side by side, padded to up to twice as much."""
     if not config.heads:
         return 0
     from outrider.cloud_verifier.heads.directory import num_parameters
 
-    kept = 2 * parse_size(config.draft_kv_memory, "--draft-kv-memory")
+    kept = 4 * parse_size(config.draft_kv_memory, "--draft-kv-memory")
     number_bytes = 4 if config.dtype == "float32" else 2
     return kept + number_bytes * sum(num_parameters(Path(each)) for each in config.heads)
 

@@ -192,6 +192,7 @@ def test_rows_of_sequences_together_are_those_of_each(target: Path, tmp_path: Pa
     for _ in range(2):
         with torch.inference_mode():
             run = first.head.start([each.sequence for each in every])
+            assert isinstance(run, EagleRun) and [len(group) for group, _ in run._groups] == [3, 1]
             for each, rows in zip(every, run.roots(), strict=True):
                 each.check(rows, ())
             for step in asked:

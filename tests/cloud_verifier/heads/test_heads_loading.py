@@ -145,7 +145,7 @@ def test_the_pool_leaves_room_for_heads_their_kv_and_features(
         for paths in ((), (str(heads), str(damaged), str(tmp_path / "missing"))):
             with pytest.raises(ModelError, match="no target here"):
                 load_models(replace(config, heads=paths), None)
-        assert asked[-2:] == [0, (6 << 20) + number_bytes * num_weights]
+        assert asked[-2:] == [0, (12 << 20) + number_bytes * num_weights]
 
 
 def test_heads_that_do_not_fit_on_the_device_are_refused_by_name(
