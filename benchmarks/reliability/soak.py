@@ -33,12 +33,13 @@ POLICIES = ("wait", "first_token", "edge_only")
 NUM_CLIENTS = 3
 RESET_EVERY_S = 15.0
 PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
-# Caches that are full within the warm-up: the verifier's KV and the daemon's of finished texts.
-KV_MEMORY, DRAFT_CACHE_MB = "48MiB", "16"
+# Caches that are full within the warm-up: the verifier's KV and the daemon's of finished texts. The latter is small, as
+# what it holds varies with the lengths of the last texts.
+KV_MEMORY, DRAFT_CACHE_MB = "48MiB", "2"
 # gRPC's own pool has a thread more whenever all were busy at once, and one less after a while: 4 or 5 of them here.
 GRPC_POOL = "event_engine"
 MAX_GROWTH = 1.0  # percent an hour
-SETTLE_S = 3.0  # until servers have put away what a client left behind; an idle daemon frees memory after 2 s
+SETTLE_S = 6.0  # until servers have put away what a client left behind; an idle daemon frees memory after 2 s
 
 Sample = dict[str, float]
 
