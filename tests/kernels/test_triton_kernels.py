@@ -31,7 +31,8 @@ from triton.compiler import ASTSource, compile
 from outrider.kernels import device, device_top, device_truncation
 
 kinds = {
-    "*fp32": "scores logits temperatures thresholds tops totals weighted_totals row_tops", "*i64": "keys rows token_ids",
+    "*fp32": "scores logits temperatures thresholds tops totals weighted_totals row_tops",
+    "*i64": "keys rows token_ids",
     "*fp64": "known_tops known_log_sums changed_weights bests top_ps log_min_ps log_sums entropies",
     "*i32": "changed_ids best_ids top_ks", "i32": "row_stride num_tokens num_spans",
 }
