@@ -27,7 +27,7 @@ from outrider.common.process.progress import show_progress
 from outrider.common.types import Method
 from outrider.edge_client.config.flags import add_grammar_files
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.planning.memory import (
     KV,
@@ -42,7 +42,6 @@ from outrider.edge_client.planning.memory import (
 from outrider.edge_client.planning.plan import (
     COMPUTED,
     GIVEN,
-    MAX_DRAFT_TOKENS,
     MOST_DRAFT_TOKENS,
     Known,
     PlanParts,
@@ -151,9 +150,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-draft-tokens",
         type=int,
-        default=MAX_DRAFT_TOKENS,
+        default=MAX_DEPTH,
         metavar="N",
-        help=f"longest draft to consider; default {MAX_DRAFT_TOKENS}",
+        help=f"longest draft to consider; default {MAX_DEPTH}",
     )
     parser.add_argument(
         "--price-per-hour",

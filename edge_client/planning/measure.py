@@ -19,9 +19,9 @@ from outrider.common.types import DRAFT_SOURCE, LOOKAHEAD, Method, ModelInfo
 from outrider.edge_client.config.grammar import make_grammar
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.config.tree import why_no_tree
+from outrider.edge_client.controller.settings import MAX_DEPTH
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.planning.plan import MAX_DRAFT_TOKENS
 from outrider.edge_client.planning.samples import (
     AcceptanceSequence,
     Known,
@@ -232,7 +232,7 @@ def parts_from(samples: Samples, flag: str = "--measure-s") -> MeasuredParts:
         verify_fixed=verify_fixed,
         verify_token=verify_token,
         rtt=known([each.net_ms / 1e3 for each in rounds]),
-        acceptance=acceptance_by_position(replay_rounds(sequences, MAX_DRAFT_TOKENS)),
+        acceptance=acceptance_by_position(replay_rounds(sequences, MAX_DEPTH)),
         sequences=sequences,
         tree_base=tree_base,
         tree_node=tree_node,

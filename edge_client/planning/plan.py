@@ -29,7 +29,7 @@ from outrider.edge_client.controller.cost_model_pipelined import (
     pipelined_break_even_rtt_s,
     pipelined_rounds_per_token,
 )
-from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.planning.roofline import Roofline
 from outrider.edge_client.planning.samples import (
@@ -46,7 +46,6 @@ __all__ = ["MEASURED", "Known"]
 
 GIVEN, COMPUTED, ASSUMED = "given", "computed", "assumed"
 TREE = "tree"  # among modes: speculative, each round a tree
-MAX_DRAFT_TOKENS = 64  # what a verifier takes in a round unless configured otherwise
 MOST_DRAFT_TOKENS = 1024  # that can be asked for, of an edge or of a plan
 
 
@@ -239,7 +238,7 @@ def complete_parts(
     )
 
 
-def make_plan(parts: PlanParts, max_draft_tokens: int = MAX_DRAFT_TOKENS) -> Plan:
+def make_plan(parts: PlanParts, max_draft_tokens: int = MAX_DEPTH) -> Plan:
     """Returns the plan for drafts of 1 to `max_draft_tokens`; raises ValueError for an impossible
     acceptance."""
     models, link = parts.models, parts.link
