@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from outrider.cloud_verifier.heads.sequence import NoiseOf
 from outrider.cloud_verifier.verification.staging import upload
 from outrider.common.errors import ModelError
 from outrider.common.noise.philox import Purpose
@@ -23,7 +22,9 @@ class TopOf:
     """Names a row of logits, what it is scored with, and what is learned of it together (`Continuations.source`)."""
 
     row: int
-    noise: NoiseOf
+    temperature: float
+    seed: int  # of the noise that both sides share
+    position: int
     source: str
 
 
@@ -34,11 +35,11 @@ def read_tops(
     more than a temperature is applied, or what it would raise."""
     if not asked:
         return []
-    keys = [(each.noise.seed, Purpose.COUPLED, each.noise.position, 0) for each in asked]
+    keys = [(each.seed, Purpose.COUPLED, each.position, 0) for each in asked]
     rows, temperatures, noise_keys = upload(
         [
             np.array([each.row for each in asked], np.int64),
-            np.array([each.noise.temperature for each in asked], np.float32),
+            np.array([each.temperature for each in asked], np.float32),
             np.array(keys, np.uint64).view(np.int64),
         ],
         logits.device,

@@ -43,15 +43,6 @@ def hidden_size(backend: PagedBackend) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class NoiseOf:
-    """Holds what a row is scored with: the temperature, and of the noise that both sides share seed and position."""
-
-    temperature: float
-    seed: int
-    position: int
-
-
-@dataclass(frozen=True, slots=True)
 class HeadFacts:
     """Names a trained head: what kind it is, how far it drafts, and its bytes."""
 
@@ -86,10 +77,11 @@ class HeadRun(ABC):
             from outrider.cloud_verifier.heads.device_tops import TopOf, read_tops
 
             at = [index for index, (_, number, _) in enumerate(of) if self._sequences[number].wants_tops]
-            asked = [
-                TopOf(row, self._sequences[number].noise_of(length), self._head.source_of(length))
-                for row, number, length in (of[index] for index in at)
-            ]
+            asked: list[TopOf] = []
+            for row, number, length in (of[index] for index in at):
+                each = self._sequences[number]
+                noise = each.temperature, each.seed, each.position + length
+                asked.append(TopOf(row, *noise, self._head.source_of(length)))
             told |= zip(at, read_tops(logits, self._head.num_tokens, asked), strict=True)
         if len(told) < len(of):
             on_host = logits[:, : self._head.num_tokens].float().cpu().numpy()
@@ -210,7 +202,8 @@ class HeadSequence(SampledText):
         self, head: Head, sampler: DraftSampler, temperature: float, num_prompt_tokens: int | None
     ) -> None:
         super().__init__(sampler, head.num_tokens, head.max_context, num_prompt_tokens)
-        self._head, self._temperature = head, temperature
+        self._head = head
+        self.temperature, self.seed = temperature, sampler.seed
         self.reads_all = head.reads_all
         self.features: Any = None  # [n, size], the last of them of the last token but one
         self.wants_tops = False  # of each row alone, for the draft under way
@@ -252,11 +245,7 @@ class HeadSequence(SampledText):
 
     def rows(self, logits: NDArray[np.float32]) -> Rows:
         """Returns the rows of logits [k, num_tokens]."""
-        return rows_of(logits, self._temperature)
-
-    def noise_of(self, length: int) -> NoiseOf:
-        """Returns what the noise after a path of a length is made of."""
-        return NoiseOf(self._temperature, self._sampler.seed, len(self._text) + length)
+        return rows_of(logits, self.temperature)
 
     def close(self) -> None:
         """Frees the features."""
