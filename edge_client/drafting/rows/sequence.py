@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 from outrider.common.errors import InvalidFieldError
 from outrider.common.grammar.state import GrammarLimitError
@@ -21,12 +21,11 @@ from outrider.edge_client.drafting.trees import (
     Continuations,
     Expander,
     Growing,
+    Told,
     TreeBudget,
     TreeDraft,
     grow_by,
 )
-
-Told = TypeVar("Told")
 
 
 class SampledText:
