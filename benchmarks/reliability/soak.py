@@ -19,6 +19,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.reliability.setup import QUIET, Settings
 from benchmarks.results_file import Found
@@ -38,6 +39,7 @@ PAGE_KIB = os.sysconf("SC_PAGE_SIZE") / 1024
 KV_MEMORY, DRAFT_CACHE_MB = "48MiB", "2"
 # gRPC's own pool has a thread more whenever all were busy at once, and one less after a while: 4 or 5 of them here.
 GRPC_POOL = "event_engine"
+LONG_PROMPT_CHARS = 2_000
 MAX_GROWTH = 1.0  # percent an hour
 SETTLE_S = 6.0  # until servers have put away what a client left behind; an idle daemon frees memory after 2 s
 
@@ -56,6 +58,7 @@ def run(settings: Settings) -> Iterator[Found]:
         servers = {"verifier": verifier, "daemon": daemon}
         clients = _Clients(daemon.address)
         try:
+            clients.ask_long()
             begin_s, next_report_s = time.monotonic(), warmup_s + 60.0
             next_reset_s = RESET_EVERY_S / 2
             while (now_s := time.monotonic() - begin_s) < seconds:
@@ -97,6 +100,12 @@ class _Clients:
         for thread in self._threads:
             thread.start()
 
+    def ask_long(self) -> None:
+        """Sends a prompt that the verifier reads on its thread for long steps, where torch begins workers at the first
+        such step and keeps them; among the clients' prompts one that is long enough may come late."""
+        prompt = " ".join(self._prompts)[:LONG_PROMPT_CHARS]
+        self._send({"prompt": prompt, "max_tokens": 4}, 1 << 30)
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Waits for the requests under way; none is sent within."""
@@ -127,7 +136,7 @@ class _Clients:
                 time.sleep(0.2)
 
     def _ask(self, chance: random.Random) -> str:
-        """Sends a request whose answer is read to its end, or left after a few events."""
+        """Sends a request by chance, whose answer is read to its end, or left after a few events."""
         extras = {"mode": chance.choice(MODES), "on_timeout": chance.choice(POLICIES), "ignore_eos": True}
         body = {
             "prompt": chance.choice(self._prompts),
@@ -137,7 +146,10 @@ class _Clients:
             "stream": chance.random() < 0.8,
             "outrider": extras,
         }
-        num_read = chance.randint(1, 10) if chance.random() < 0.2 else 1 << 30
+        return self._send(body, chance.randint(1, 10) if chance.random() < 0.2 else 1 << 30)
+
+    def _send(self, body: dict[str, Any], num_read: int) -> str:
+        """Returns how the answer ended; of its lines `num_read` are read at most."""
         connection = http.client.HTTPConnection(self._address, timeout=120)
         try:
             content = {"Content-Type": "application/json"}
@@ -147,7 +159,10 @@ class _Clients:
                 if number >= num_read:
                     return "left early"
                 if b'"error":' in line:
-                    self.errors = [*self.errors[-9:], f"{extras}: {line.decode(errors='replace')[:300]}"]
+                    self.errors = [
+                        *self.errors[-9:],
+                        f"{body.get('outrider')}: {line.decode(errors='replace')[:300]}",
+                    ]
                     return "error event"
             return f"status {answer.status}"
         finally:

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
 from outrider.cloud_verifier.engine.engine import Engine
-from outrider.cloud_verifier.engine.threads import start_pool
 from outrider.common.errors import OutriderError
+from outrider.common.process.thread_pool import start_pool
 
 log = logging.getLogger(__name__)
 

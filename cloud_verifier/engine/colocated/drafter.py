@@ -18,12 +18,12 @@ from outrider.cloud_verifier.engine.colocated.features import KeptFeatures
 from outrider.cloud_verifier.engine.colocated.reader import Reader
 from outrider.cloud_verifier.engine.colocated.together import propose_together
 from outrider.cloud_verifier.engine.job import Job
-from outrider.cloud_verifier.engine.threads import start_pool
 from outrider.cloud_verifier.engine.work import Work
 from outrider.cloud_verifier.heads.source import DraftSource, DraftsTogether
 from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.methods import num_support
 from outrider.common.process.logs import LogLimiter
+from outrider.common.process.thread_pool import start_pool
 from outrider.common.types import DRAFT_SOURCE, GenerateRequest
 from outrider.edge_client.drafting.base import DraftModel
 

@@ -7,6 +7,7 @@ import contextlib
 import functools
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ from outrider.common.config.addresses import split_address, why_unbound
 from outrider.common.errors import OutriderError, UsageError
 from outrider.common.process.memory import give_back
 from outrider.common.process.sd_notify import Notifier
+from outrider.common.process.thread_pool import start_pool
 from outrider.edge_client.daemon.admission import Admission
 from outrider.edge_client.daemon.http.front import OTHER
 from outrider.edge_client.daemon.http.routes import make_app
@@ -34,6 +36,9 @@ HIGH_WATER_BYTES = 16 * 1024
 # The event loop and the generations share the interpreter; at Python's 5 ms the loop waits too long for it.
 SWITCH_INTERVAL_S = 0.0005
 FREE_AFTER_IDLE_S = 2.0  # a request that follows the last one at once wants the same memory again
+_NUM_THREADS = min(
+    32, (os.cpu_count() or 1) + 4
+)  # for what would hold the event loop up; asyncio's own number
 _LAST_ANSWERS_S = 3.0  # after the grace: for sessions to close at the verifier
 
 
@@ -135,6 +140,9 @@ async def serve_until_signalled(
     configuration."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = asyncio.get_running_loop()
+    loop.set_default_executor(
+        start_pool(_NUM_THREADS, "work")
+    )  # of `asyncio.to_thread`; closed with the loop
     first, second = asyncio.Event(), asyncio.Event()
 
     def on_stop() -> None:

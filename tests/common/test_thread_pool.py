@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from outrider.cloud_verifier.engine.threads import start_pool
+from outrider.common.process.thread_pool import start_pool
 
 
 def test_a_pool_has_all_of_its_threads_before_it_is_used() -> None:
