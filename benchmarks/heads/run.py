@@ -9,7 +9,7 @@ from benchmarks.results_file import run_modules
 from outrider.experiments.shared.command import run_command
 
 # Modules of this folder.
-STAGES = ("same_text", "rounds", "layerskip", "shapes", "hints", "colocated")
+STAGES = ("same_text", "rounds", "layerskip", "shapes", "hints", "colocated", "sessions")
 
 
 def main() -> int:
