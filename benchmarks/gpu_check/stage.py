@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import importlib
+import importlib.util
 import json
 import statistics
 import sys
@@ -135,6 +135,10 @@ def main() -> int:
     parser.add_argument("--rehearse", action="store_true")
     arguments = parser.parse_args()
     setting = Setting(arguments.rehearse, arguments.limit)
+    if setting.is_rehearsal and importlib.util.find_spec("triton") is not None:
+        from benchmarks.interpreter import make_interpreter_quicker
+
+        make_interpreter_quicker()
     module = importlib.import_module(f"benchmarks.gpu_check.{arguments.module}")
     module.run(setting, Report(setting, arguments.found))
     return 0
