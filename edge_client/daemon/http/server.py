@@ -176,7 +176,6 @@ async def give_back_when_idle(admission: Admission, idle_s: float = FREE_AFTER_I
         await admission.idle()
         await asyncio.sleep(idle_s)
         if not admission.num_running:
-            gc.collect()
             await asyncio.to_thread(give_back)
 
 
