@@ -29,11 +29,18 @@ DRAFTING_LAYERS = (0, 2, 4, 5)
 def make_service() -> Service:
     """Returns the service, of one process."""
     backend = load_target(EMBEDDED / "target", num_threads=1)
-    heads = [*shipped_heads(), *sorted(path.parent for path in TRAINED.glob("*/config.json"))]
     with TemporaryDirectory() as folder:
         write_early_exit(DRAFTING_LAYERS, EMBEDDED / "target", Path(folder))
-        sources: list[DraftSource] = [*load_heads([*heads, Path(folder)], backend), Lookahead(backend)]
+        sources: list[DraftSource] = [
+            *load_heads([*head_directories(), Path(folder)], backend),
+            Lookahead(backend),
+        ]
     return Service(backend, sources, OnnxDraftModel.open(EMBEDDED / "draft"))
+
+
+def head_directories() -> list[Path]:
+    """Returns the directories of the heads that are shipped, and of those that somebody trained."""
+    return [*shipped_heads(), *sorted(path.parent for path in TRAINED.glob("*/config.json"))]
 
 
 def load_prompt_ids(limit: int) -> list[TokenIds]:

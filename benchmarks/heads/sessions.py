@@ -6,8 +6,7 @@ acceptance nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from torch import nn
 from benchmarks.gpu_check.shape import SHAPE_7B, Shape, make_facts, make_model
 from benchmarks.gpu_check.stage import Setting
 from benchmarks.gpu_check.variants import DECODERS
-from benchmarks.heads.embedded import TRAINED, load_prompt_ids
+from benchmarks.heads.embedded import head_directories, load_prompt_ids
 from benchmarks.heads.service import CLOUD_ONLY, Case, Service
 from benchmarks.results_file import Found
 from outrider.cloud_verifier.backends.loading import load_target
@@ -25,7 +24,7 @@ from outrider.cloud_verifier.heads.modules import MedusaHead
 from outrider.cloud_verifier.heads.sequence import Head, HeadFacts
 from outrider.common.types import SamplingParams
 from outrider.experiments.shared.results import Measure
-from outrider.models import EMBEDDED, shipped_heads
+from outrider.models import EMBEDDED
 
 SESSIONS = (1, 4, 16)
 NUM_NEW = 64
@@ -33,18 +32,21 @@ NUM_TURNS = 2
 NUM_MEDUSA_HEADS = 3
 KV_TOKENS = 16 * 1024
 
+Figures = dict[str, float]
+
 
 def run() -> Found:
     """Returns the measures."""
-    trained = [path.parent for path in sorted(TRAINED.glob("*/config.json"))]
     backend = load_target(EMBEDDED / "target", device="auto")
-    services = {"embedded": Service(backend, load_heads([*shipped_heads(), *trained], backend))}
+    services = {"embedded": Service(backend, load_heads(head_directories(), backend))}
     if backend.device != "cpu":
         services["7B shape"] = shape_service(Setting(is_rehearsal=False, limit_s=0.0), SHAPE_7B)
+    where = torch.cuda.get_device_name(backend.device) if backend.device != "cpu" else "a CPU"
     measures, details = [], {}
     for name, service in services.items():
-        details[name] = dict(compare(service))
-        measures += list(_measures(name, backend.device, details[name]))
+        found = dict(compare(service))
+        details[name] = {f"{count} sessions, {source}": each for (count, source), each in found.items()}
+        measures += [_measure(name, where, source, found) for source in service.drafter.sources]
     return measures, details
 
 
@@ -62,7 +64,7 @@ def shape_service(setting: Setting, shape: Shape) -> Service:
 
 def compare(
     service: Service, sessions: Sequence[int] = SESSIONS, num_new: int = NUM_NEW, num_turns: int = NUM_TURNS
-) -> Iterator[tuple[str, dict[str, float]]]:
+) -> Iterator[tuple[tuple[int, str], Figures]]:
     """Yields by number of sessions and source tokens a second of all, ms a step, and tokens a step of a session.
     Sources take turns; a turn before the first warms up."""
     prompts = load_prompt_ids(max(sessions))
@@ -84,26 +86,18 @@ def compare(
                     total[1] += sum(len(text.token_ids) - 1 for text in texts)
                     total[2] += max(text.num_steps for text in texts)
         for source, (seconds, num_tokens, num_steps) in totals.items():
-            yield (
-                f"{num_sessions} sessions, {source}",
-                {
-                    "tokens_s": round(num_tokens / seconds, 1),
-                    "step_ms": round(1e3 * seconds / num_steps, 2),
-                    "tokens_a_step": round(num_tokens / num_steps / num_sessions, 2),
-                },
-            )
+            found = {
+                "tokens_s": round(num_tokens / seconds, 1),
+                "step_ms": round(1e3 * seconds / num_steps, 2),
+                "tokens_a_step": round(num_tokens / num_steps / num_sessions, 2),
+            }
+            yield (num_sessions, source), found
 
 
-def _measures(name: str, device: str, found: dict[str, Any]) -> Iterator[Measure]:
-    where = torch.cuda.get_device_name(device) if device != "cpu" else "a CPU"
+def _measure(name: str, where: str, source: str, found: Mapping[tuple[int, str], Figures]) -> Measure:
     most = max(SESSIONS)
-    alone = found[f"{most} sessions, {CLOUD_ONLY}"]["tokens_s"]
-    for key, each in found.items():
-        if key.startswith(f"{most} ") and not key.endswith(CLOUD_ONLY):
-            source = key.rpartition(", ")[2]
-            what = f"{name} target on {where}, {most} co-located sessions: tokens/s by {source} ({each['tokens_s']}) "
-            what += f": cloud-only ({alone}); {each['step_ms']} ms a step"
-            kind = "shape" if name != "embedded" else name
-            yield Measure(
-                f"heads.sessions_{kind}_{source}", what, round(each["tokens_s"] / alone, 3), "ratio"
-            )
+    ours, alone = found[most, source], found[most, CLOUD_ONLY]
+    what = f"{name} target on {where}, {most} co-located sessions: tokens/s by {source} ({ours['tokens_s']}; "
+    what += f"{ours['step_ms']} ms a step) : cloud-only ({alone['tokens_s']}; {alone['step_ms']})"
+    id = f"heads.sessions_{name.replace(' ', '_').lower()}_{source}"
+    return Measure(id, what, round(ours["tokens_s"] / alone["tokens_s"], 3), "ratio")

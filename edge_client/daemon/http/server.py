@@ -36,9 +36,7 @@ HIGH_WATER_BYTES = 16 * 1024
 # The event loop and the generations share the interpreter; at Python's 5 ms the loop waits too long for it.
 SWITCH_INTERVAL_S = 0.0005
 FREE_AFTER_IDLE_S = 2.0  # a request that follows the last one at once wants the same memory again
-_NUM_THREADS = min(
-    32, (os.cpu_count() or 1) + 4
-)  # for what would hold the event loop up; asyncio's own number
+NUM_THREADS = min(32, (os.cpu_count() or 1) + 4)  # asyncio's own number, of `asyncio.to_thread`
 _LAST_ANSWERS_S = 3.0  # after the grace: for sessions to close at the verifier
 
 
@@ -140,9 +138,7 @@ async def serve_until_signalled(
     configuration."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     loop = asyncio.get_running_loop()
-    loop.set_default_executor(
-        start_pool(_NUM_THREADS, "work")
-    )  # of `asyncio.to_thread`; closed with the loop
+    loop.set_default_executor(start_pool(NUM_THREADS, "work"))  # closed with the loop
     first, second = asyncio.Event(), asyncio.Event()
 
     def on_stop() -> None:
