@@ -37,6 +37,8 @@ from outrider.edge_client.drafting.learned.learner import Learner, num_bytes
 from outrider.edge_client.drafting.trees import TreeBudget
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(slots=True)
 class PendingCorrection:
@@ -55,8 +57,6 @@ class PendingCorrection:
         self.num_seen += len(candidates)
         return token_id
 
-
-log = logging.getLogger(__name__)
 
 _MAX_REPAIRS = 3
 # Tokens of a sequence whose target has not answered yet: the contexts of today's models, and an end for a draft that
@@ -98,8 +98,8 @@ class GenerationState:
         self.clock: Final = clock
         self._acceptance_prior = acceptance_prior  # of other generations
         self.head_learner = head_learner  # with --learn
-        # What learns from it, with `coupled` alone, whose acceptance it is.
-        self._learner = conditions if options.method is Method.COUPLED else None
+        # Those that other generations may start from: with `coupled` alone, as other methods accept less.
+        self._shared_conditions = conditions if options.method is Method.COUPLED else None
         self._model: ModelInfo | None = None
         self._must_open = True
         self._pending: PendingCorrection | None = None
@@ -330,14 +330,14 @@ class GenerationState:
 
     def recall(self, model: ModelInfo) -> None:
         """Lets the policies start with the acceptance of earlier generations."""
-        prior, learner = self._acceptance_prior, self._learner
-        if prior is not None and learner is not None:
-            posterior = learner.acceptance.posterior
+        prior, conditions = self._acceptance_prior, self._shared_conditions
+        if prior is not None and conditions is not None:
+            posterior = conditions.acceptance.posterior
             posterior.start_from(prior.probabilities(self._prior_key(model), posterior.usual))
             if (earlier := prior.calibration(self._prior_key(model))) is not None:
-                learner.acceptance.start_from(earlier)
-            learner.costs.stream_overhead_s = prior.stream_overhead_s
-            learner.start_from_time_ratios(prior.time_ratios)
+                conditions.acceptance.start_from(earlier)
+            conditions.costs.stream_overhead_s = prior.stream_overhead_s
+            conditions.start_from_time_ratios(prior.time_ratios)
 
     @property
     def num_prompt_choices(self) -> int:
@@ -345,7 +345,7 @@ class GenerationState:
         of the two, and a token depends on its distribution alone."""
         prior, drafter, sampling = self._acceptance_prior, self.proposer.drafter, self.options.sampling
         if (
-            self._learner is None
+            self._shared_conditions is None
             or drafter is None
             or not drafter.can_propose_along
             or not is_plain(sampling)
@@ -357,15 +357,15 @@ class GenerationState:
 
     def remember(self) -> None:
         """Keeps the measured acceptance for later generations."""
-        prior, learner = self._acceptance_prior, self._learner
-        if prior is None or learner is None or self._model is None:
+        prior, conditions = self._acceptance_prior, self._shared_conditions
+        if prior is None or conditions is None or self._model is None:
             return
-        if (posterior := learner.acceptance.posterior).has_observed:
-            acceptance = learner.acceptance.calibration
+        if (posterior := conditions.acceptance.posterior).has_observed:
+            acceptance = conditions.acceptance.calibration
             key, probabilities = self._prior_key(self._model), posterior.probabilities
             prior.learn(key, probabilities, acceptance, posterior.num_judged)
-            prior.learn_time_ratios(learner.learned_time_ratios)
-            if (overhead_s := learner.costs.measured_stream_overhead_s) is not None:
+            prior.learn_time_ratios(conditions.learned_time_ratios)
+            if (overhead_s := conditions.costs.measured_stream_overhead_s) is not None:
                 prior.learn_stream_overhead(overhead_s)
 
     def _prior_key(self, model: ModelInfo) -> PriorKey:

@@ -27,6 +27,8 @@ from outrider.edge_client.decode.verdicts import apply_late_verdict
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.transport.remote_verifier import SessionLostError, UnknownPrefixError
 
+log = logging.getLogger(__name__)
+
 # An id and its origin take at most six bytes of a message, and only half of a message is for them.
 _BYTES_PER_TOKEN = 12
 
@@ -53,9 +55,6 @@ def _may_keep(state: GenerationState, draft: Draft) -> bool:
     assert model is not None, "a round before an opening"
     num_unacked = tokens.position - tokens.acked_position + len(draft.token_ids)
     return num_unacked * _BYTES_PER_TOKEN <= model.limits.max_message_bytes
-
-
-log = logging.getLogger(__name__)
 
 
 class SpeculativeLoop:

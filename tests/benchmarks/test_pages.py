@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,41 @@ def test_results_are_of_a_clean_commit_and_by_a_command_that_anybody_can_run() -
         is_bare = re.fullmatch(r"python -m [\w.]+( [^/~]*)?", record["command"])
         refused |= set() if is_clean and is_bare else {path.stem}
     assert not refused
+
+
+def _measures() -> dict[str, dict[str, Any]]:
+    records = [json.loads(path.read_text()) for path in pages.RESULTS.glob("*.json")]
+    return {measure["id"]: measure for record in records for measure in record["measures"]}
+
+
+def _rows(page: str, heading: str) -> list[list[str]]:
+    """Returns the cells of the first table below a heading, without its first two lines."""
+    lines = (pages.ROOT / page).read_text().split(f"\n## {heading}\n")[1].splitlines()
+    table = itertools.takewhile(
+        lambda line: line.startswith("|"), itertools.dropwhile(lambda line: line[:1] != "|", lines)
+    )
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table][2:]
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+    measures, others = _measures(), {}
+    for _, id, _, shown, target in _rows("README.md", "Measured"):
+        measure, number = measures[id.strip("`")], shown.removesuffix(" %").replace(",", "")
+        value = measure["value"] * (100 if shown.endswith("%") else 1)
+        decimals = len(number.partition(".")[2])
+        if f"{value:.{decimals}f}" != number or (measure["met"] is False) != ("missed" in target):
+            others[id] = (shown, target, value)
+    assert not others
+
+
+def test_the_table_of_missed_targets_names_what_is_missed_and_nothing_else() -> None:
+    measures = _measures()
+    missed = {id for id, measure in measures.items() if measure["met"] is False}
+    named = {
+        id for row in _rows("docs/benchmarks.md", "Missed targets") for id in re.findall(r"`([^`]+)`", row[0])
+    }
+    assert named - missed == set()
+    assert {id for id in missed - named if not id.startswith("ctl.auto_")} == set()  # one row for all of them
 
 
 def test_the_page_of_figures_is_up_to_date() -> None:
