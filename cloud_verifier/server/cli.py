@@ -87,12 +87,12 @@ def _make_parser() -> argparse.ArgumentParser:
 
 def _serve(loaded: Loaded[ServeConfig]) -> int:
     from outrider.common.process.logs import setup_logging
-    from outrider.common.process.memory import use_few_heaps
+    from outrider.common.process.memory import share_heaps
     from outrider.common.process.tracing import exporting_spans
 
     config = loaded.value
     setup_logging(config.log_level, config.log_json)
-    use_few_heaps()
+    share_heaps(2)
     begin = time.monotonic()
 
     from outrider.cloud_verifier.server.addresses import check_ports_free

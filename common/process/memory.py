@@ -12,7 +12,6 @@ from pathlib import Path
 from outrider.common.config.units import show_size
 from outrider.common.types import MemoryUse
 
-_MAX_HEAPS = 2
 _M_ARENA_MAX = -8  # mallopt's name for it
 _PEAK = re.compile(r"^VmHWM:\s*(\d+) kB$", re.MULTILINE)
 
@@ -35,14 +34,15 @@ def show_memory(use: MemoryUse) -> str:
     return f"{text}, peak {show_size(use.peak)} {kind}"
 
 
-def use_few_heaps() -> None:
-    """Has the threads that begin from now on share two heaps.
+def share_heaps(num_heaps: int) -> None:
+    """Has the threads that begin from now on share so many heaps.
 
     With a heap for each, what a thread has freed is kept for that thread: a daemon of 30 threads grows for as long as
-    there is one that has not had a large request yet (`make bench-reliability`, rel.soak).
+    there is one that has not had a large request yet (`make bench-reliability`, rel.soak). A second heap is for threads
+    that allocate at the same time.
     """
     with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, _MAX_HEAPS)
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, num_heaps)
 
 
 def give_back() -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from outrider.common.config.loader import Loaded
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
-from outrider.common.process.memory import use_few_heaps
+from outrider.common.process.memory import share_heaps
 from outrider.edge_client.config.flags import add_config, load_run_config, with_serve_defaults
 from outrider.edge_client.config.run_config import RunConfig
 
@@ -56,7 +56,7 @@ def main(namespace: argparse.Namespace) -> int:
     loaded = load_daemon_config(namespace)
     setup_logging(loaded.value.logs.level, json=loaded.value.serve.log_json, stream=sys.stderr)
     _require_packages()
-    use_few_heaps()
+    share_heaps(1)
     from prometheus_client import disable_created_metrics
 
     from outrider.common.process.tracing import exporting_spans
