@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outrider.common.process.extras import how_to_install
 from outrider.common.process.logs import setup_logging
-from outrider.edge_client.config.flags import add_config, load_run_config
+from outrider.edge_client.config.flags import add_config, load_run_config, without_token_limit
 from outrider.edge_client.config.gate import gate_warning
 from outrider.edge_client.config.methods import check_draft_paths, warning
 from outrider.edge_client.config.run_config import RunConfig, draft_dir
@@ -21,7 +21,9 @@ from outrider.edge_client.ui.repl import Repl
 _DESCRIPTION = """\
 Talk with the model. What you type becomes the user's message, by the model's own chat template
 (chat_template.jinja or tokenizer_config.json beside the draft, or --chat-template FILE). A model without
-one is not trained for conversation: your lines and its answers then form one text that it continues."""
+one is not trained for conversation: your lines and its answers then form one text that it continues.
+By default an answer ends where the model ends it, or with the context; without a template, and with
+--max-new-tokens N, after so many tokens."""
 _EPILOG = """\
 while you type:
   a line that ends in \\ goes on in the next one; \"\"\" begins and ends a message of several lines
@@ -56,9 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(namespace: argparse.Namespace) -> int:
     """Returns the exit status when the user leaves. Raises `OutriderError`."""
-    config = load_run_config(namespace).value
-    setup_logging(config.logs.level)
-    template = _load_template(config)
+    loaded = load_run_config(namespace)
+    setup_logging(loaded.value.logs.level)
+    template = _load_template(loaded.value)
+    config = loaded.value if template is None else without_token_limit(loaded).value
     check_draft_paths(config, config.mode.has_draft)
     edge = create_edge(config, has_draft=None)
     for line in filter(None, (warning(config), gate_warning(config))):

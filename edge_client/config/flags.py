@@ -99,6 +99,11 @@ def waiting_by_default(loaded: Loaded[RunConfig]) -> Loaded[RunConfig]:
     return _with_defaults(loaded, {"on_timeout": OnTimeout.WAIT})
 
 
+def without_token_limit(loaded: Loaded[RunConfig]) -> Loaded[RunConfig]:
+    """Returns the configuration with no limit of tokens by default, as answers of a conversation have none."""
+    return _with_defaults(loaded, {"max_new_tokens": None})
+
+
 def with_serve_defaults(loaded: Loaded[RunConfig]) -> Loaded[RunConfig]:
     """Returns the configuration with the defaults of `serve`, where those are others."""
     return _with_defaults(loaded, _OF_SERVE)

@@ -17,6 +17,7 @@ import pytest
 
 from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.edge_client.commands.cli import main
+from outrider.edge_client.ui.repl import Repl
 from outrider.experiments.shared.processes import run_edge
 
 # So that Ctrl-C typed there is a signal, which is ignored in what a shell started in the background. Not in a
@@ -123,6 +124,17 @@ def test_without_a_template_it_says_what_it_does(
         terminal.wait_for("needs a chat template")
         terminal.type("/quit\n")
         assert process.wait(60) == 0
+
+
+def test_with_a_template_an_answer_has_no_limit_of_tokens_unless_one_is_given(
+    template_file: Path, draft_without_template: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[int | None] = []
+    monkeypatch.setattr(Repl, "run", lambda repl: limits.append(repl._conversation.config.max_new_tokens))
+    has_template, has_none = ("--chat-template", str(template_file)), ("--draft", str(draft_without_template))
+    for flags in (has_template, (*has_template, "--max-new-tokens", "300"), has_none):
+        assert main(["chat", *flags]) == 0
+    assert limits == [None, 300, 256]
 
 
 def test_what_was_typed_comes_back_with_the_arrow_key_the_next_time(
