@@ -30,10 +30,8 @@ class EdgeGrammars:
         self._where = tokenizer_json, num_tokens, eos_token_ids
         self._compiler: _Compiler | None = None
         self._kept: OrderedDict[Grammar, Grammar | InvalidFieldError] = OrderedDict()
-        self._lock, self._compiling = (
-            threading.Lock(),
-            threading.Lock(),
-        )  # a known one waits for no compilation
+        self._lock = threading.Lock()  # of what is kept
+        self._compiling = threading.Lock()  # not held for a known one, which waits for no compilation
 
     def compile(self, grammar: Grammar) -> Grammar:
         """Returns the grammar with its compiled form. Raises `UsageError` naming the flag and the place, and where
