@@ -98,8 +98,8 @@ class GenerationState:
         self.clock: Final = clock
         self._acceptance_prior = acceptance_prior  # of other generations
         self.head_learner = head_learner  # with --learn
-        # Those that other generations may start from: with `coupled` alone, as other methods accept less.
-        self._shared_conditions = conditions if options.method is Method.COUPLED else None
+        # Those that `recall` and `remember` are about: with `coupled` alone, as other methods accept less.
+        self._remembered_conditions = conditions if options.method is Method.COUPLED else None
         self._model: ModelInfo | None = None
         self._must_open = True
         self._pending: PendingCorrection | None = None
@@ -330,7 +330,7 @@ class GenerationState:
 
     def recall(self, model: ModelInfo) -> None:
         """Lets the policies start with the acceptance of earlier generations."""
-        prior, conditions = self._acceptance_prior, self._shared_conditions
+        prior, conditions = self._acceptance_prior, self._remembered_conditions
         if prior is not None and conditions is not None:
             posterior = conditions.acceptance.posterior
             posterior.start_from(prior.probabilities(self._prior_key(model), posterior.usual))
@@ -345,7 +345,7 @@ class GenerationState:
         of the two, and a token depends on its distribution alone."""
         prior, drafter, sampling = self._acceptance_prior, self.proposer.drafter, self.options.sampling
         if (
-            self._shared_conditions is None
+            self._remembered_conditions is None
             or drafter is None
             or not drafter.can_propose_along
             or not is_plain(sampling)
@@ -357,7 +357,7 @@ class GenerationState:
 
     def remember(self) -> None:
         """Keeps the measured acceptance for later generations."""
-        prior, conditions = self._acceptance_prior, self._shared_conditions
+        prior, conditions = self._acceptance_prior, self._remembered_conditions
         if prior is None or conditions is None or self._model is None:
             return
         if (posterior := conditions.acceptance.posterior).has_observed:

@@ -277,5 +277,5 @@ def test_a_session_knows_whether_its_draft_has_a_model(strategy: str, is_copied:
     config = run_config(mode="auto", draft_strategy=strategy)
     edge = Edge(config, SimulatedTokenizer(), FakeDraft(), 0.0, ())  # type: ignore[arg-type]
     session = edge.session([1, 2, 3], 1)
-    posterior = session._state._shared_conditions.acceptance.posterior  # type: ignore[union-attr]
+    posterior = session._state._remembered_conditions.acceptance.posterior  # type: ignore[union-attr]
     assert posterior.usual == usual_prior(is_copied)
