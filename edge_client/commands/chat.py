@@ -22,8 +22,8 @@ _DESCRIPTION = """\
 Talk with the model. What you type becomes the user's message, by the model's own chat template
 (chat_template.jinja or tokenizer_config.json beside the draft, or --chat-template FILE). A model without
 one is not trained for conversation: your lines and its answers then form one text that it continues.
-By default an answer ends where the model ends it, or with the context; without a template, and with
---max-new-tokens N, after so many tokens."""
+An answer ends where the model ends it or where the context is full, unless --max-new-tokens N is given;
+without a chat template it has at most 256 tokens by default."""
 _EPILOG = """\
 while you type:
   a line that ends in \\ goes on in the next one; \"\"\" begins and ends a message of several lines
