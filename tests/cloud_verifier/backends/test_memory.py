@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import mmap
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from outrider.cloud_verifier.backends.facts import TargetFacts
 from outrider.cloud_verifier.backends.loading import load_target, make_backend
 from outrider.cloud_verifier.backends.memory import check_weights_fit, kv_pool_bytes, step_bytes
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
+from outrider.cloud_verifier.backends.passes.pool_memory import PoolMemory
 from outrider.cloud_verifier.backends.through_transformers import (
     TransformersDecoder,
     load_directly,
@@ -32,6 +34,7 @@ from outrider.common.errors import ConfigError, ModelError
 from outrider.common.process.quiet_loading import quiet_loading
 
 GIB = 2**30
+LARGE_PAGE = 2 << 20
 
 
 @pytest.fixture(scope="module")
@@ -215,3 +218,17 @@ def test_kv_memory_is_auto_or_a_size() -> None:
     assert parse_kv_memory("2GiB") == 2 << 30
     with pytest.raises(ConfigError, match="--kv-memory much: not a size"):
         parse_kv_memory("much")
+
+
+def test_a_block_of_the_pool_takes_small_pages(backend: PagedBackend) -> None:
+    """Sequences are far apart: of large pages the first token of one would clear one in each layer."""
+    memory = PoolMemory(backend.facts, 1 << 13, 16)
+    assert all(pool.nbytes > 16 * LARGE_PAGE for pool in memory.tensors)
+    before = resident_bytes()
+    for pool in memory.tensors:
+        pool.index_fill_(1, torch.tensor([5000]), 0.0)
+    assert resident_bytes() - before < LARGE_PAGE
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
