@@ -21,6 +21,12 @@ class Decoder(Protocol):
     def num_weight_bytes(self) -> int:
         """Returns the bytes of all weights."""
 
+    @property
+    def most_own_rows(self) -> int:
+        """Returns up to how many rows are multiplied by a kernel of ours with the bits that the library gives to as
+        many, in less time the fewer they are; 0: none."""
+        return 0
+
     def matrix_kinds(self) -> list[MatrixKind]:
         """Returns every kind of matrix whose product a forward takes, each once.
 

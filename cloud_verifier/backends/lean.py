@@ -27,39 +27,17 @@ from outrider.cloud_verifier.backends.attention.plan import (
 )
 from outrider.cloud_verifier.backends.decoder import Decoder
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
+from outrider.cloud_verifier.backends.products.packed import OwnKernel, PackedLinear
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind
 from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.common.errors import ModelError
 
-# One row is fastest over plain transposed weights, several over packed ones. Below this size we keep both.
+# Weights that the library packs are kept a second time for our own kernel, of models below this size.
 MAX_DUPLICATED_BYTES = 512 * 2**20
-PACK_ROWS = 8  # oneDNN's hint: of 1, 4, 8 and 16 the best over 1 to 64 rows
 
 Operation = Callable[[torch.Tensor], torch.Tensor]
 Norm = TypeVar("Norm")  # what a decoder makes of a norm's weight
-
-
-class PackedLinear:
-    """Computes x [rows, in] → x Wᵀ + b [rows, out] for weights that never change."""
-
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, *, is_doubled: bool) -> None:
-        """`weight` is [out, in]."""
-        self._bias = bias
-        self._is_doubled = is_doubled
-        self._transposed: torch.Tensor | None = None  # [in, out], from the first row that comes alone
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
-        self._pointwise = torch.ops.mkldnn._linear_pointwise.default
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] == 1 and self._is_doubled:
-            if self._transposed is None:
-                self._transposed = self._packed.to_dense().t().contiguous()
-            if self._bias is None:
-                return torch.mm(x, self._transposed)
-            return torch.addmm(self._bias, x, self._transposed)
-        out: torch.Tensor = self._pointwise(x, self._packed, self._bias, "none", [], "")
-        return out
 
 
 def exact_silu(x: torch.Tensor) -> torch.Tensor:
@@ -181,7 +159,7 @@ class LayerReader(Generic[Norm]):
         """`make_norm` is given a norm's weight and epsilon; with `is_packed` products are oneDNN's."""
         self._make_norm = make_norm
         self._is_packed = is_packed
-        self._is_doubled = weights.num_bytes <= MAX_DUPLICATED_BYTES
+        self._own_kernel = OwnKernel()
         self._config = config
         self._weights = weights
         self.kinds: dict[tuple[int, int, bool], MatrixKind] = {}  # of all matrices made so far
@@ -221,9 +199,20 @@ class LayerReader(Generic[Norm]):
             elif multiply is not linear:
                 raise ModelError("products in float32 on a CPU are the library's")
 
+    def load_own_kernel(self) -> None:
+        """Multiplies few rows by our kernel where weights are packed, where that is as good (`products.packed`)."""
+        packed = [each for each in self._products if isinstance(each, PackedLinear)]
+        if packed and self._weights.num_bytes <= MAX_DUPLICATED_BYTES:
+            self._own_kernel.load(packed, self.kinds.values())
+
+    @property
+    def most_own_rows(self) -> int:
+        """Returns for how many rows our kernel is used."""
+        return self._own_kernel.most_rows
+
     def _make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operation:
         if self._is_packed:
-            return PackedLinear(weight, bias, is_doubled=self._is_doubled)
+            return PackedLinear(weight, bias, self._own_kernel)
         return PlainLinear(weight, bias, self._multiply)
 
     def norm(self, name: str, size: int) -> Norm:
@@ -301,10 +290,15 @@ class LeanDecoder(Decoder):
         self._scale = embedding_scale(config, weights.dtype)
         self._softcap = config.final_logit_softcapping
         self._reader = reader
+        reader.load_own_kernel()
 
     @property
     def num_weight_bytes(self) -> int:
         return self._reader.num_weight_bytes
+
+    @property
+    def most_own_rows(self) -> int:
+        return self._reader.most_own_rows
 
     def use_exact_rows(self) -> None:
         """Exchanges the activation, which the library ends in scalar code that rounds otherwise in float32."""

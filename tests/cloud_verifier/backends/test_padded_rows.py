@@ -45,7 +45,8 @@ def test_steps_of_all_sizes_compute_the_same_over_few_sizes_of_products(
     with ProductSizes() as sizes:
         for num_tokens in range(2, len(TEXT) + 1):
             np.testing.assert_allclose(logits_of(num_tokens), whole[:num_tokens], atol=2e-4)
-    assert sizes.found == {*range(2, 33), *range(34, 65, 2), *range(68, 93, 4)}
+    by_our_kernel = range(1, backend.decoder.most_own_rows + 1)
+    assert sizes.found == {*range(2, 33), *range(34, 65, 2), *range(68, 93, 4)}.difference(by_our_kernel)
 
 
 def test_rows_are_padded_by_at_most_a_sixteenth_to_one_of_16_sizes_between_powers_of_two() -> None:

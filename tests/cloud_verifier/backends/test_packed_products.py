@@ -1,0 +1,155 @@
+"""Few rows are multiplied by our kernel with the library's bits, or by the library."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outrider.cloud_verifier.backends.base import ForwardItem, Logits, open_sequence
+from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.paged_backend import PagedBackend
+from outrider.cloud_verifier.backends.products import packed
+from outrider.cloud_verifier.backends.products.packed import MOST_OWN_ROWS, OwnKernel, PackedLinear
+from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPlan
+from outrider.kernels.host.product import SPAN, multiply_rows
+
+SIZES = [(1, 3), (13, 5), (384, 640), (100, 37), (SPAN, 24), (SPAN + 1, 129), (3 * SPAN + 5, 40)]  # in, out
+TEXT = [(37 * i + 11) % 300 for i in range(40)]
+
+
+def make_matrix(
+    num_inputs: int, num_outputs: int, *, has_bias: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    generator = torch.Generator().manual_seed(num_inputs)
+    weight = torch.randn((num_outputs, num_inputs), generator=generator)
+    return weight, torch.randn(num_outputs, generator=generator) if has_bias else None
+
+
+def loaded(*products: PackedLinear, own: OwnKernel) -> int:
+    kinds = [
+        MatrixKind(each.num_inputs, 8, lambda weight: PackedLinear(weight, None, own)) for each in products
+    ]
+    own.load(products, kinds)
+    return own.most_rows
+
+
+def script_clock(monkeypatch: pytest.MonkeyPatch, shares: dict[int, float]) -> None:
+    """Our kernel takes a share of the library's time, by the number of rows."""
+
+    def seconds(runs: Any) -> float:
+        product, x = runs[0]
+        product(x)
+        return shares[len(x)] if product.__name__ == "by_own_kernel" else 1.0
+
+    monkeypatch.setattr(packed, "_seconds", seconds)
+
+
+@pytest.fixture
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    script_clock(monkeypatch, dict.fromkeys(packed.TIMED_ROWS, 0.5))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_row_is_summed_alike_among_any_number_of_rows(size: tuple[int, int]) -> None:
+    weight, _ = make_matrix(*size, has_bias=False)
+    x = torch.randn((11, size[0]), generator=torch.Generator().manual_seed(1))
+    transposed, whole = weight.t().contiguous().numpy(), np.empty((11, size[1]), np.float32)
+    multiply_rows(x.numpy(), transposed, whole)
+    exact = x.double().numpy() @ weight.double().t().numpy()
+    assert np.allclose(whole, exact, rtol=1e-4, atol=1e-4)
+    for first, last in ((0, 1), (3, 4), (2, 6), (5, 11)):
+        part = np.full((last - first, size[1]), np.nan, np.float32)
+        multiply_rows(x[first:last].numpy(), transposed, part)
+        assert np.array_equal(part, whole[first:last])
+
+
+@pytest.mark.usefixtures("_fast")
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("size", SIZES)
+def test_few_rows_have_the_bits_of_many(size: tuple[int, int], has_bias: bool) -> None:
+    own = OwnKernel()
+    product = PackedLinear(*make_matrix(*size, has_bias=has_bias), own)
+    x = torch.randn((40, size[0]), generator=torch.Generator().manual_seed(2))
+    whole = product(x)
+    if not loaded(product, own=own):
+        pytest.skip("the library's products of this machine are summed in another order")
+    for count in (1, 2, 3, 5, MOST_OWN_ROWS, MOST_OWN_ROWS + 1):
+        assert torch.equal(product(x[:count]), whole[:count])
+    wide = torch.cat((x, x), dim=1)[:3, : size[0]]  # a view, as of half a product
+    assert torch.equal(product(wide), whole[:3])
+    assert product(x[:0]).shape == (0, size[1]), "where no row's logits are asked for"
+
+
+@pytest.mark.usefixtures("_fast")
+@pytest.mark.parametrize("kernel", ["of another order", "none"])
+def test_the_library_multiplies_where_our_kernel_has_other_bits_or_cannot_be_compiled(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def from_the_last(rows: Any, weight: Any, out: Any) -> None:
+        multiply_rows(rows[:, ::-1].copy(), weight[::-1].copy(), out)
+
+    module = None if kernel == "none" else types.SimpleNamespace(multiply_rows=from_the_last)
+    monkeypatch.setitem(sys.modules, "outrider.kernels.host.product", module)
+    own = OwnKernel()
+    product = PackedLinear(*make_matrix(384, 64, has_bias=False), own)
+    x = torch.randn((1, 384), generator=torch.Generator().manual_seed(3))
+    assert loaded(product, own=own) == 0
+    assert torch.equal(product(x), product.by_library(x))
+
+
+@pytest.mark.parametrize(
+    ("shares", "most"),
+    [({1: 1.3}, 0), ({1: 1.2, 2: 1.2, 4: 1.3}, 2), ({1: 0.6, 2: 0.7, 4: 0.9, 8: 1.1}, 8)],
+)
+def test_our_kernel_is_used_for_as_many_rows_as_it_takes_little_longer(
+    shares: dict[int, float], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script_clock(monkeypatch, shares)
+    own = OwnKernel()
+    product = PackedLinear(*make_matrix(64, 32, has_bias=False), own)
+    monkeypatch.setattr(own, "_has_equal_bits", lambda _: True)
+    assert loaded(product, own=own) == most
+    assert (product._transposed is None) == (most == 0), "a copy of the weights is kept that nothing reads"
+
+
+def logits(backend: PagedBackend, *counts: int) -> Logits:
+    """Of a text that is fed so many tokens at a time."""
+    rows, fed = [], 0
+    with open_sequence(backend) as sequence:
+        for count in counts:
+            rows.append(backend.forward([ForwardItem(sequence, TEXT[fed : fed + count], count)]).copy())
+            fed += count
+    return np.concatenate(rows)
+
+
+def test_the_clock_says_nothing_about_bits(
+    target_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a machine that is busy at one start and not at another."""
+    found = []
+    for shares in ({1: 2.0}, {1: 1.0, 2: 1.0, 4: 2.0}, dict.fromkeys(packed.TIMED_ROWS, 0.5)):
+        script_clock(monkeypatch, shares)
+        backend = load_target(target_of("qwen2"), kv_tokens=2048, exact_rows="on")
+        assert backend.is_reproducible and isinstance(backend.row_plan, RowPlan)
+        most = backend.decoder.most_own_rows
+        assert [backend.row_plan.fit(count) for count in (1, 2, 3)] == [
+            count if count <= most else 4 for count in (1, 2, 3)
+        ]
+        found.append(logits(backend, 9, 1, 1, 2, 3, 4, 7, 13))
+        assert np.array_equal(found[-1], logits(backend, 40))
+    assert all(np.array_equal(found[0], each) for each in found)
+
+
+def test_weights_of_a_large_target_are_kept_once(
+    target_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("outrider.cloud_verifier.backends.lean.MAX_DUPLICATED_BYTES", 1000)
+    backend = load_target(target_of("qwen2"), kv_tokens=2048)
+    assert backend.decoder.most_own_rows == 0 and backend.is_reproducible
