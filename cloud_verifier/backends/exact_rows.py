@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import linear
 
 from outrider.cloud_verifier.backends.attention.packing import PackedSequence
-from outrider.cloud_verifier.backends.attention.plan import AttentionRule
+from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, AttentionRule
 from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.attention.tiled import TiledPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits, open_sequence
@@ -161,9 +161,12 @@ def _prepare(backend: PagedBackend, plan: RowPlan, choices: RowChoices) -> RowPl
     """Returns what of the plan is used. Raises `ModelError` where rows differ with it."""
     facts, device = backend.facts, torch.device(backend.device)
     if isinstance(backend.planner, SdpaPlanner):
-        num_groups = facts.num_heads // facts.num_kv_heads
-        dtype = getattr(torch, backend.dtype)
-        backend.planner = TiledPlanner(backend.blocks.block_size, num_groups, dtype, device)
+        backend.planner = _host_planner(backend) or TiledPlanner(
+            backend.blocks.block_size,
+            facts.num_heads // facts.num_kv_heads,
+            getattr(torch, backend.dtype),
+            device,
+        )
     backend.decoder.use_exact_rows()
     if choices.has_other_kernels:
         plan = _agreeing(backend, plan, choices)
@@ -181,6 +184,18 @@ def _prepare(backend: PagedBackend, plan: RowPlan, choices: RowChoices) -> RowPl
         backend.has_trees = False
         logger.warning("drafts that are trees are refused: %s", error)
     return plan
+
+
+def _host_planner(backend: PagedBackend) -> AttentionPlanner | None:
+    """Returns our own attention on a CPU, None where it does not read such KV or cannot be compiled."""
+    if backend.device != "cpu" or backend.kv_dtype != "float32":
+        return None
+    try:
+        from outrider.cloud_verifier.backends.attention.host import HostPlanner
+    except Exception as error:  # no numba, one that does not fit numpy, a machine it cannot compile for
+        logger.debug("attention is the library's: %s", error)
+        return None
+    return HostPlanner(backend.blocks.block_size, torch.get_num_threads())
 
 
 def _find_plan(backend: PagedBackend, choices: RowChoices) -> RowPlan:

@@ -3,7 +3,8 @@
 transformers builds no mask for an attention name without a mask function, and passes the keyword arguments of
 `model(...)` to every layer. So the plan of a forward is passed as `outrider_plan`; each layer writes its keys
 and values into the pool and attends over the pool by that plan. A planner decides how: `attention.sdpa`
-anywhere, `attention.paged` on CUDA, `attention.tiled` on a CPU where rows must not depend on others.
+anywhere, `attention.paged` on CUDA; where rows must not depend on others, on a CPU, `attention.host` in float32 and
+`attention.tiled` else.
 """
 
 from __future__ import annotations

@@ -536,6 +536,19 @@ def test_on_refuses_and_auto_says_so_where_rows_differ(
     assert len(greedy[0]) == 4, "it serves all the same"
 
 
+@pytest.mark.parametrize("has_numba", [True, False])
+def test_attention_is_our_kernels_where_it_can_be_compiled(
+    has_numba: bool, target_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "outrider.cloud_verifier.backends.attention.host"
+    if not has_numba:
+        monkeypatch.setitem(sys.modules, module, None)
+    backend = load_target(target_of("llama"), kv_tokens=2048)
+    assert backend.is_reproducible
+    assert type(backend.planner).__name__ == ("HostPlanner" if has_numba else "TiledPlanner")
+    assert texts_unlike(backend) == 0
+
+
 def test_a_parameter_that_is_no_matrix_is_not_called_reproducible(target_of: Callable[[str], Path]) -> None:
     backend = load_target(
         target_of("llama"), dtype="bfloat16", kv_tokens=2048, exact_rows="off", decoder="transformers"

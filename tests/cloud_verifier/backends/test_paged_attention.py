@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from outrider.cloud_verifier.backends.attention.host import HostPlanner
 from outrider.cloud_verifier.backends.attention.packing import (
     MAX_BATCHED_LENGTH,
     MAX_BATCHED_QUERIES,
@@ -141,7 +142,8 @@ def test_trees_beside_chains_attend_to_their_paths_by_every_planner(
         expected = plain(sequences, query, *(pool.read(slice(None)).view(keys.shape) for pool in pools), rule)
         sdpa = SdpaPlanner(BLOCK_SIZE, 200, 4 // num_kv_heads, torch.float32, CPU)
         tiled = TiledPlanner(BLOCK_SIZE, 4 // num_kv_heads, torch.float32, CPU)
-        for planner in (sdpa, tiled):
+        host = HostPlanner(BLOCK_SIZE, 1)
+        for planner in (sdpa, tiled) if is_fp8 else (sdpa, tiled, host):
             found = planner.plan(sequences)(query, *pools, rule)
             torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
 
@@ -172,9 +174,51 @@ def test_windows_and_soft_caps_by_every_planner(
     for planner in (
         SdpaPlanner(BLOCK_SIZE, 200, 4 // num_kv_heads, torch.float32, CPU),
         TiledPlanner(BLOCK_SIZE, 4 // num_kv_heads, torch.float32, CPU),
+        HostPlanner(BLOCK_SIZE, 2),
     ):
         found = attended(planner, sequences, query, keys, values, rule)
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("num_kv_heads", "head_dim"), [(1, 8), (2, 24), (4, 13)])
+@pytest.mark.parametrize("window", [None, 50])
+def test_on_a_cpu_a_row_has_the_same_bits_alone_among_others_and_by_many_threads(
+    num_kv_heads: int, head_dim: int, window: int | None
+) -> None:
+    generator = torch.Generator().manual_seed(head_dim)
+    length, block_size, rule = 390, 16, AttentionRule(window=window)
+    pools = [
+        KVPool(torch.randn((30, block_size, num_kv_heads, head_dim), generator=generator)) for _ in range(2)
+    ]
+    query = torch.randn((4, length, head_dim), generator=generator)
+    blocks = torch.randperm(30, generator=generator).tolist()
+
+    def attend(num_threads: int, *parts: tuple[int, int]) -> torch.Tensor:
+        """Of queries first … stop − 1 of the sequence, as sequences of their own."""
+        rows, sequences, start = list[int](), [], 0
+        for first, stop in parts:
+            sequences.append(PackedSequence(start, stop - first, stop, blocks[: -(-stop // block_size)]))
+            rows += range(first, stop)
+            start += stop - first
+        return HostPlanner(block_size, num_threads).plan(sequences)(query[:, rows], *pools, rule)
+
+    whole = attend(1, (0, length))
+    assert torch.equal(attend(3, (0, length)), whole)
+    assert torch.equal(attend(2, (100, 140), (0, 100), (140, length))[40:140], whole[:100])
+    for first, stop in ((0, 1), (63, 64), (64, 66), (128, 133), (255, 256), (380, 390)):
+        assert torch.equal(attend(1, (first, stop)), whole[first:stop]), first
+        assert torch.equal(attend(1, (7, 9), (first, stop), (200, 231))[2:-31], whole[first:stop]), first
+
+
+def test_what_is_no_number_stays_so_on_a_cpu() -> None:
+    """A key that is none has no weight that is one: the other rows of the sequence, before it, have theirs."""
+    sequences = pack([(4, 20), (1, 9)], is_scattered=True)
+    query, keys, values = tensors(sequences, 4, 2)
+    rule, planner = AttentionRule(0.3), HostPlanner(BLOCK_SIZE, 1)
+    expected = attended(planner, sequences, query, keys, values, rule)
+    keys[sequences[0].block_ids[18 // BLOCK_SIZE], 18 % BLOCK_SIZE] = float("nan")
+    found = attended(planner, sequences, query, keys, values, rule)
+    assert found[2:4].isnan().all() and torch.equal(found[[0, 1, 4]], expected[[0, 1, 4]])
 
 
 @given(shapes=SHAPES)

@@ -1,0 +1,105 @@
+"""Paged attention on a CPU, in float32, by our own kernel (`outrider.kernels.host.attention`).
+
+Importing this module needs numba. A row's bits follow from its own tokens alone. Nothing is gathered or padded, so that
+decoding takes a third of the time that padded calls of the library take; prefill of a long context takes longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider.cloud_verifier.backends.attention.packing import PackedSequence
+from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, AttentionRule, PagedAttention
+from outrider.cloud_verifier.backends.attention.tiled import TreeRun, split_tree
+from outrider.kernels.host.attention import attend_rows
+from outrider.kernels.kv_pool import KVPool
+
+Part = tuple[int, int, int, int]  # first row, rows, tokens, first slot: see `attend_rows`
+Share = NDArray[np.int64]  # [n, 4]: parts
+
+MIN_SHARED_SCORES = 1 << 15  # of each head that are shared among threads: about 0.3 ms
+PIECE_ROWS = 32
+
+
+class HostPlanner(AttentionPlanner):
+    """Implements `AttentionPlanner` with so many threads. Not thread-safe: one plan is used at a time."""
+
+    def __init__(self, block_size: int, num_threads: int) -> None:
+        self._offsets = np.arange(block_size)
+        self._num_threads = num_threads
+        self._threads = ThreadPoolExecutor(num_threads, "outrider-attention")
+
+    def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
+        parts, slots, num_slots = list[Part](), list[NDArray[np.int64]](), 0
+        block_size = len(self._offsets)
+        for each in (part for sequence in sequences for part in split_tree(sequence, block_size)):
+            parts.append((each.start, each.num_queries, each.length, num_slots))
+            slots.append(self._slots(each))
+            num_slots += each.length
+        shares = [np.array(share) for share in _shares(parts, self._num_threads)]
+        all_slots = np.concatenate(slots)
+
+        def attend(
+            query: torch.Tensor, key_pool: KVPool, value_pool: KVPool, rule: AttentionRule
+        ) -> torch.Tensor:
+            queries = query.transpose(0, 1).contiguous().numpy()
+            keys, values = (pool.rows.flatten(0, 1).numpy() for pool in (key_pool, value_pool))
+            scaling = queries.shape[2] ** -0.5 if rule.scaling is None else rule.scaling
+            out = np.empty_like(queries)
+
+            def run(share: Share) -> None:
+                numbers = rule.window or 0, scaling, rule.softcap or 0.0
+                attend_rows(queries, keys, values, all_slots, share, *numbers, out)
+
+            self._run_all(run, shares)
+            return torch.from_numpy(out)
+
+        return attend
+
+    def _run_all(self, run: Callable[[Share], None], shares: Sequence[Share]) -> None:
+        """Runs every share, each by the next thread that is free. Not halves: the library's threads wait actively for
+        a while after a product, so that one core is less free than another."""
+        waiting = iter(shares)
+
+        def work() -> None:
+            for share in waiting:
+                run(share)
+
+        helpers = [self._threads.submit(work) for _ in range(min(self._num_threads, len(shares)) - 1)]
+        work()
+        for helper in helpers:
+            helper.result()
+
+    def _slots(self, sequence: PackedSequence) -> NDArray[np.int64]:
+        """Returns the slot of each of a sequence's tokens."""
+        block_ids = np.array(sequence.block_ids)
+        slots = (block_ids[:, None] * len(self._offsets) + self._offsets).ravel()[: sequence.length]
+        if isinstance(sequence, TreeRun):
+            slots[sequence.path_start :] = sequence.path_slots[: sequence.length - sequence.path_start]
+        return slots
+
+
+def _shares(parts: Sequence[Part], num_threads: int) -> list[list[Part]]:
+    """Returns the parts, in several shares where that is worth it: single pieces of them, the largest first."""
+    if num_threads == 1 or sum(map(_num_scores, parts)) < MIN_SHARED_SCORES:
+        return [list(parts)]
+    pieces = sorted((piece for part in parts for piece in _pieces(part)), key=_num_scores, reverse=True)
+    return [[piece] for piece in pieces]
+
+
+def _num_scores(part: Part) -> int:
+    _, num_rows, num_tokens, _ = part
+    return num_rows * num_tokens
+
+
+def _pieces(part: Part) -> Iterator[Part]:
+    """Yields a part's rows, `PIECE_ROWS` at a time."""
+    first_row, num_rows, num_tokens, first_slot = part
+    for start in range(0, num_rows, PIECE_ROWS):
+        stop = min(start + PIECE_ROWS, num_rows)
+        yield first_row + start, stop - start, num_tokens - num_rows + stop, first_slot
