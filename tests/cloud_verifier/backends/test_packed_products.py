@@ -106,7 +106,7 @@ def test_the_library_multiplies_where_our_kernel_has_other_bits_or_cannot_be_com
 
 @pytest.mark.parametrize(
     ("shares", "most"),
-    [({1: 1.3}, 0), ({1: 1.2, 2: 1.2, 4: 1.3}, 2), ({1: 0.6, 2: 0.7, 4: 0.9, 8: 1.1}, 8)],
+    [({1: 1.7}, 0), ({1: 1.2, 2: 1.5, 4: 1.7}, 2), ({1: 0.6, 2: 0.7, 4: 0.9, 8: 1.5}, 8)],
 )
 def test_our_kernel_is_used_for_as_many_rows_as_it_takes_little_longer(
     shares: dict[int, float], most: int, monkeypatch: pytest.MonkeyPatch
