@@ -24,9 +24,9 @@ logger = logging.getLogger(__name__)
 TIMED_ROWS = (1, 2, 4, 8)
 MOST_OWN_ROWS = TIMED_ROWS[-1]
 NUM_TURNS = 3
-# One thread multiplies, and leaves the other cores to what else runs there. Served on two cores with edges beside it, the
-# embedded target writes 1.1 to 1.2 times as much speculative text with our kernel for up to eight rows, for which it takes
-# 1.4 times as long by itself, as with the library's from three on.
+# One thread multiplies, and leaves the other cores to what else runs there. Served on two cores with edges beside it,
+# the embedded target writes 1.1 to 1.2 times as much speculative text with our kernel for up to eight rows, for which
+# it takes 1.4 times as long by itself, as with the library's from three on.
 MAX_SHARE = 1.6
 PACK_ROWS = 8  # oneDNN's hint: of 1, 4, 8 and 16 the best over 1 to 64 rows
 
