@@ -31,9 +31,8 @@ MAX_SHARE = 1.6
 PACK_ROWS = 8  # oneDNN's hint: of 1, 4, 8 and 16 the best over 1 to 64 rows
 
 Matrix = NDArray[np.float32]
-Multiply = Callable[
-    [Matrix, Matrix, Matrix], None
-]  # rows [n, in], weight [in, out], what is written [n, out]
+# Of rows [n, in], a weight [in, out] and what is written, [n, out].
+Multiply = Callable[[Matrix, Matrix, Matrix], None]
 
 
 class OwnKernel:
