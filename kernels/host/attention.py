@@ -15,57 +15,33 @@ _CHUNK = 64  # keys that are turned over at a time
 _STEP = 8  # summands between which a sum stays in a register
 _TENSOR = types.float32[:, :, ::1]
 _NUMBERS = types.int64[::1]
-_FUSED = {"contract"}
 
 
-@jit(fastmath=_FUSED)
-def _fill_scores(query: Any, keys: Any, scaling: Any, out: Any) -> None:
-    """Fills out[i] with the scaled product of a query [head_dim] and column i of keys [head_dim, _CHUNK]."""
-    whole = query.size - query.size % _STEP
-    out[:] = 0
-    for d in range(0, whole, _STEP):
-        q0, q1, q2, q3 = query[d], query[d + 1], query[d + 2], query[d + 3]
-        q4, q5, q6, q7 = query[d + 4], query[d + 5], query[d + 6], query[d + 7]
-        k0, k1, k2, k3 = keys[d], keys[d + 1], keys[d + 2], keys[d + 3]
-        k4, k5, k6, k7 = keys[d + 4], keys[d + 5], keys[d + 6], keys[d + 7]
-        for i in range(out.size):
-            total = out[i] + q0 * k0[i]
-            total += q1 * k1[i]
-            total += q2 * k2[i]
-            total += q3 * k3[i]
-            total += q4 * k4[i]
-            total += q5 * k5[i]
-            total += q6 * k6[i]
-            out[i] = total + q7 * k7[i]
-    for d in range(whole, query.size):
-        for i in range(out.size):
-            out[i] += query[d] * keys[d, i]
-    for i in range(out.size):
-        out[i] *= scaling
+@jit(fastmath={"contract"})
+def _add_products(factors: Any, rows: Any, out: Any) -> None:
+    """Adds rows [n, at least out.size] to `out`, each by its factor, one after another.
 
-
-@jit(fastmath=_FUSED)
-def _add_values(weights: Any, values: Any, out: Any) -> None:
-    """Adds rows of values [n, head_dim] to `out`, each by its weight."""
-    whole = weights.size - weights.size % _STEP
+    A product and its addition are rounded once where the processor can (FMA).
+    """
+    whole = factors.size - factors.size % _STEP
     for i in range(0, whole, _STEP):
-        w0, w1, w2, w3 = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
-        w4, w5, w6, w7 = weights[i + 4], weights[i + 5], weights[i + 6], weights[i + 7]
-        v0, v1, v2, v3 = values[i], values[i + 1], values[i + 2], values[i + 3]
-        v4, v5, v6, v7 = values[i + 4], values[i + 5], values[i + 6], values[i + 7]
-        for d in range(out.size):
-            total = out[d] + w0 * v0[d]
-            total += w1 * v1[d]
-            total += w2 * v2[d]
-            total += w3 * v3[d]
-            total += w4 * v4[d]
-            total += w5 * v5[d]
-            total += w6 * v6[d]
-            out[d] = total + w7 * v7[d]
-    for i in range(whole, weights.size):
-        value = values[i]
-        for d in range(out.size):
-            out[d] += weights[i] * value[d]
+        f0, f1, f2, f3 = factors[i], factors[i + 1], factors[i + 2], factors[i + 3]
+        f4, f5, f6, f7 = factors[i + 4], factors[i + 5], factors[i + 6], factors[i + 7]
+        r0, r1, r2, r3 = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+        r4, r5, r6, r7 = rows[i + 4], rows[i + 5], rows[i + 6], rows[i + 7]
+        for j in range(out.size):
+            total = out[j] + f0 * r0[j]
+            total += f1 * r1[j]
+            total += f2 * r2[j]
+            total += f3 * r3[j]
+            total += f4 * r4[j]
+            total += f5 * r5[j]
+            total += f6 * r6[j]
+            out[j] = total + f7 * r7[j]
+    for i in range(whole, factors.size):
+        factor, row = factors[i], rows[i]
+        for j in range(out.size):
+            out[j] += factor * row[j]
 
 
 @jit(
@@ -121,12 +97,12 @@ def attend_rows(
                             turned[d, i] = key[d]
                     for row in range(in_tile):
                         for group in range(num_groups):
-                            _fill_scores(
-                                queries[first_row + tile + row, kv_head * num_groups + group],
-                                turned,
-                                scaling,
-                                scores[row, group, start:stop],
+                            mine = scores[row, group, start:stop]
+                            mine[:] = 0
+                            _add_products(
+                                queries[first_row + tile + row, kv_head * num_groups + group], turned, mine
                             )
+                            mine *= scaling
                 for row in range(in_tile):
                     row_stop = first_stop + row
                     row_begin = max(0, row_stop - window) if window else 0
@@ -151,7 +127,7 @@ def attend_rows(
                         row_begin = max(0, row_stop - window) if window else 0
                         low, high = max(start, row_begin), min(stop, row_stop)
                         for group in range(num_groups):
-                            _add_values(
+                            _add_products(
                                 weights[row, group, low:high],
                                 chunk[low - start : high - start],
                                 out[first_row + tile + row, kv_head * num_groups + group],
