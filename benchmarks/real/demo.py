@@ -1,5 +1,5 @@
-"""How long `make demo` takes in a fresh clone, the size of what it and `make test` install, and how much memory a
-verifier takes in both environments.
+"""How long `make demo` takes in a fresh clone, the size of what it and `make test` install, how fast a verifier starts
+there, and how much memory it takes in both environments.
 
 Packages must be in pip's cache: run it twice where they are not.
 """
@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.real import rss
+from benchmarks.real import rss, start
 from benchmarks.results_file import ROOT, Found
 from outrider.experiments.shared.results import Measure, at_most, judged
 
@@ -26,7 +26,9 @@ def run() -> Found:
         begin_s = time.monotonic()
         _make(clone, "demo")
         demo_s, demo_gb = time.monotonic() - begin_s, size_gb(clone / ".venv")
-        resident = rss.measure(str(clone / ".venv/bin/python"))
+        python = str(clone / ".venv/bin/python")
+        resident = rss.measure(python)
+        start_ratio, starts = start.measure(python)
         begin_s = time.monotonic()
         _make(clone, "install")
         install_s, test_gb = time.monotonic() - begin_s, size_gb(clone / ".venv")
@@ -35,11 +37,12 @@ def run() -> Found:
     measures = [
         judged("real.rss", f"{memory}, there", resident["VmRSS"], "MB", at_most(600)),
         Measure("real.rss_tests", f"{memory}, where all that tests need is installed", with_tests_mb, "MB"),
+        judged("real.start", f"{start.WHAT}, there", start_ratio, "ratio", at_most(1.6)),
         judged("real.demo", "`make demo` in a fresh clone, packages cached", demo_s, "s", at_most(90)),
         judged("real.demo_env", "size of its environment", demo_gb, "GB", at_most(1.4)),
         judged("real.test_env", "size of the environment of `make test`", test_gb, "GB", at_most(2.2)),
     ]
-    return measures, {"install_s": round(install_s, 1), "resident_mb": resident}
+    return measures, {"install_s": round(install_s, 1), "resident_mb": resident, "start": starts}
 
 
 def _make(clone: Path, target: str) -> None:

@@ -23,11 +23,16 @@ from outrider.models import EMBEDDED
 
 
 def test_start_up_is_a_ratio_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start, "_serve_s", lambda: 3.0)
-    monkeypatch.setattr(start, "_import_s", lambda: 2.0)
-    (measure,), details = start.run(num_turns=3)
-    assert (measure.id, measure.value, measure.met) == ("real.start", 1.5, True)
-    assert details["turns_s"] == [[2.0, 3.0, 2.0]] * 3 and details["imports_a_a"] == 1.0
+    served, imported = iter([9.0, 3.0, 2.0, 4.0] * 3), iter([2.0, 1.0, 2.0, 3.0, 2.0, 2.0] * 3)
+    monkeypatch.setattr(start, "_serve_s", lambda _: next(served))
+    monkeypatch.setattr(start, "_import_s", lambda _: next(imported))
+    monkeypatch.setattr(start, "NUM_TURNS", 3)
+    (measure,), details = start.run()
+    assert (measure.id, measure.value) == ("real.start_tests", 1.5)
+    assert (
+        details["turns_s"] == [[2.0, 3.0, 1.0], [2.0, 2.0, 3.0], [2.0, 4.0, 2.0]]
+        and details["imports_a_a"] == 1.0
+    )
 
 
 def test_resident_memory_is_read_in_megabytes() -> None:

@@ -107,7 +107,12 @@ def test_the_library_multiplies_where_our_kernel_has_other_bits_or_cannot_be_com
 
 @pytest.mark.parametrize(
     ("shares", "most"),
-    [({1: 1.5}, 0), ({1: 1.3, 8: 1.3, 16: 1.5}, 8), (dict.fromkeys(TRIED_ROWS, 0.9), TRIED_ROWS[-1])],
+    [
+        ({1: 1.5}, 0),
+        ({1: 1.3, 8: 1.3, 16: 1.5}, 8),
+        ({1: 0.8, 8: 0.8, 16: 1.1}, 16),
+        ({1: 1.1, 8: 1.0, 16: 0.8}, 64),
+    ],
 )
 def test_our_kernel_is_used_for_as_many_rows_as_it_takes_little_longer(
     shares: dict[int, float], most: int, monkeypatch: pytest.MonkeyPatch
