@@ -47,7 +47,7 @@ def run() -> Found:
 
 def _make(clone: Path, target: str) -> None:
     """Runs a target of the clone's own Makefile, in an environment of its own."""
-    unset = ("PYTHONPATH", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+    unset = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
     environment = {key: value for key, value in os.environ.items() if key not in unset}
     python = getattr(sys, "_base_executable", sys.executable)
     subprocess.run(["make", target, f"PYTHON={python}"], cwd=clone, env=environment, check=True)

@@ -6,6 +6,7 @@ finds scipy, imports it too and takes longer.
 
 from __future__ import annotations
 
+import os
 import statistics
 import subprocess
 import sys
@@ -34,7 +35,9 @@ def run() -> Found:
 def measure(python: str) -> tuple[float, dict[str, Any]]:
     """Returns the ratio of the medians in the environment of an interpreter, and details. The two take turns, and the
     imports twice a turn, for the A/A ratio."""
-    _serve_s(python)  # fills the caches: bytecode, compiled kernels, files
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    _import_s(python)  # fills caches, as the next does: bytecode, compiled kernels, files
+    _serve_s(python)
     turns = [(_import_s(python), _serve_s(python), _import_s(python)) for _ in range(NUM_TURNS)]
     first, served, second = (statistics.median(column) for column in zip(*turns, strict=True))
     imported = statistics.median([s for turn in turns for s in (turn[0], turn[2])])

@@ -23,7 +23,7 @@ from outrider.models import EMBEDDED
 
 
 def test_start_up_is_a_ratio_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    served, imported = iter([9.0, 3.0, 2.0, 4.0] * 3), iter([2.0, 1.0, 2.0, 3.0, 2.0, 2.0] * 3)
+    served, imported = iter([9.0, 3.0, 2.0, 4.0] * 3), iter([5.0, 2.0, 1.0, 2.0, 3.0, 2.0, 2.0] * 3)
     monkeypatch.setattr(start, "_serve_s", lambda _: next(served))
     monkeypatch.setattr(start, "_import_s", lambda _: next(imported))
     monkeypatch.setattr(start, "NUM_TURNS", 3)
