@@ -11,6 +11,7 @@ import hashlib
 import logging
 import platform
 import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -24,6 +25,8 @@ from numba.misc.appdirs import AppDirs
 log = logging.getLogger(__name__)
 
 _KERNELS = Path(__file__).parents[1]
+# numba reads CACHE_DIR, which is one for all threads, several times: changed between, code lands in the current folder.
+_LOCK = threading.RLock()
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -35,16 +38,17 @@ def jit(signature: Any = None, **options: Any) -> Callable[[Function], Function]
     """
 
     def decorate(function: Function) -> Function:
-        folder = _cache_folder() if signature is not None else None
-        configured = config.CACHE_DIR
-        config.CACHE_DIR = str(folder or configured)
-        try:
-            compile_it = numba.njit(
-                signature, nogil=True, error_model="numpy", cache=folder is not None, **options
-            )
-            return cast(Function, compile_it(function))
-        finally:
-            config.CACHE_DIR = configured
+        with _LOCK:
+            folder = _cache_folder() if signature is not None else None
+            configured = config.CACHE_DIR
+            config.CACHE_DIR = str(folder or configured)
+            try:
+                compile_it = numba.njit(
+                    signature, nogil=True, error_model="numpy", cache=folder is not None, **options
+                )
+                return cast(Function, compile_it(function))
+            finally:
+                config.CACHE_DIR = configured
 
     return decorate
 

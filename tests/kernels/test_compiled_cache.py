@@ -4,11 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from outrider import kernels
+from outrider.kernels.host import compiler
 
 PROBE = """
 import logging
@@ -68,3 +71,27 @@ def test_where_nothing_can_be_written_kernels_work_and_one_line_is_logged(packag
         _, num_hits, logged = run_probe(package, tmp_path / "file" / "cache")
         assert num_hits == 0
         assert logged.count("the kernels are compiled again at every start") == 1
+
+
+def test_threads_that_import_kernels_at_once_all_find_the_folder(monkeypatch):
+    """numba has one CACHE_DIR for all threads; where another thread had put it back, code landed in the current
+    folder."""
+    found = []
+
+    def njit(*_, **options):
+        seen = [compiler.config.CACHE_DIR]
+        for _ in range(20):
+            time.sleep(0.001)
+            seen.append(compiler.config.CACHE_DIR)
+        found.append(set(seen))
+        return lambda function: function
+
+    before = compiler.config.CACHE_DIR
+    monkeypatch.setattr(compiler.numba, "njit", njit)
+    threads = [threading.Thread(target=compiler.jit("void()"), args=(len,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [{str(compiler._cache_folder())}] * 4
+    assert before == compiler.config.CACHE_DIR
