@@ -76,11 +76,11 @@ def test_where_nothing_can_be_written_kernels_work_and_one_line_is_logged(packag
 def test_threads_that_import_kernels_at_once_all_find_the_folder(monkeypatch):
     """numba has one CACHE_DIR for all threads; where another thread had put it back, code landed in the current
     folder."""
-    found = []
+    found, durations = [], iter((5, 10, 15, 20))
 
     def njit(*_, **options):
         seen = [compiler.config.CACHE_DIR]
-        for _ in range(20):
+        for _ in range(next(durations)):
             time.sleep(0.001)
             seen.append(compiler.config.CACHE_DIR)
         found.append(set(seen))
