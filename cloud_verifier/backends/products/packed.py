@@ -113,7 +113,8 @@ class PackedLinear:
 
 @torch.inference_mode()
 def _most_fast_rows(products: Sequence[PackedLinear]) -> int:
-    """Returns for how many rows our kernel takes `MAX_SHARE` of the library's time at most; 0: for none."""
+    """Returns for how many rows our kernel is used: for as many as take `MAX_SHARE` of the library's time at most, and
+    for `MANY_ROWS` where the most that are timed take `FAST_SHARE` at most. 0: for none."""
     most, share = 0, 0.0
     for num_rows in TIMED_ROWS:
         rows = {each.num_inputs: torch.ones(num_rows, each.num_inputs) for each in products}
