@@ -44,6 +44,49 @@ def _add_products(factors: Any, rows: Any, out: Any) -> None:
             out[j] += factor * row[j]
 
 
+@jit(fastmath={"contract"})
+def _fill_scores(
+    queries: Any, keys: Any, kv_head: Any, places: Any, begin: Any, scaling: Any, turned: Any, scores: Any
+) -> None:
+    """Fills scores [rows, groups, tokens] of a KV head from the token `begin` on: scaled products with its keys."""
+    num_groups = scores.shape[1]
+    for start in range(begin, places.size, _CHUNK):
+        stop = min(start + _CHUNK, places.size)
+        for i in range(stop - start):
+            key = keys[places[start + i], kv_head]
+            for d in range(key.size):
+                turned[d, i] = key[d]
+        for row in range(queries.shape[0]):
+            for group in range(num_groups):
+                mine = scores[row, group, start:stop]
+                for i in range(mine.size):
+                    mine[i] = 0
+                _add_products(queries[row, kv_head * num_groups + group], turned, mine)
+                for i in range(mine.size):
+                    mine[i] *= scaling
+
+
+@jit()
+def _fill_weights(scores: Any, softcap: Any, weights: Any) -> Any:
+    """Fills `weights` with exp(score - the largest score), NaN where that is not finite, and returns their sum."""
+    if softcap > 0:
+        for i in range(scores.size):
+            scores[i] = softcap * np.tanh(scores[i] / softcap)
+    top = max_or_nan(scores)
+    if np.isfinite(top):
+        fill_exps(scores, top, np.float32(1), -np.inf, weights)
+    else:
+        for i in range(weights.size):
+            weights[i] = np.nan
+    return sum_up(weights)
+
+
+@jit()
+def _first_seen(stop: Any, window: Any) -> Any:
+    """Returns the first token that a row attends over whose own is the last before `stop`."""
+    return max(0, stop - window) if window else 0
+
+
 @jit(
     types.void(
         _TENSOR,
@@ -76,67 +119,52 @@ def attend_rows(
     """
     num_kv_heads, head_dim = keys.shape[1:]
     num_groups = queries.shape[1] // num_kv_heads
-    scores = np.empty((_TILE, num_groups, sequences[:, 2].max()), np.float32)
-    weights = np.empty_like(scores)
+    most_tokens = 0
+    for number in range(sequences.shape[0]):
+        most_tokens = max(most_tokens, sequences[number, 2])
+    scores = np.empty((_TILE, num_groups, most_tokens), np.float32)
+    weights = np.empty((_TILE, num_groups, most_tokens), np.float32)
+    sums = np.empty((_TILE, num_groups), np.float32)
     turned = np.empty((head_dim, _CHUNK), np.float32)
     chunk = np.empty((_CHUNK, head_dim), np.float32)
     for number in range(sequences.shape[0]):
         first_row, num_rows, num_tokens, first_slot = sequences[number]
-        places = slots[first_slot : first_slot + num_tokens]
         for tile in range(0, num_rows, _TILE):
             in_tile = min(_TILE, num_rows - tile)
-            first_stop = num_tokens - num_rows + tile + 1  # tokens that the tile's first row sees
-            last_stop = first_stop + in_tile - 1
-            begin = max(0, first_stop - window) if window else 0
+            first = first_row + tile
+            mine, answers = queries[first : first + in_tile], out[first : first + in_tile]
+            first_stop = num_tokens - num_rows + tile + 1  # tokens up to that of the tile's first row
+            places = slots[first_slot : first_slot + first_stop + in_tile - 1]
+            begin = _first_seen(first_stop, window)
             for kv_head in range(num_kv_heads):
-                for start in range(begin, last_stop, _CHUNK):
-                    stop = min(start + _CHUNK, last_stop)
-                    for i in range(stop - start):
-                        key = keys[places[start + i], kv_head]
-                        for d in range(head_dim):
-                            turned[d, i] = key[d]
-                    for row in range(in_tile):
-                        for group in range(num_groups):
-                            mine = scores[row, group, start:stop]
-                            mine[:] = 0
-                            _add_products(
-                                queries[first_row + tile + row, kv_head * num_groups + group], turned, mine
-                            )
-                            mine *= scaling
+                head = kv_head * num_groups
+                _fill_scores(mine, keys, kv_head, places, begin, scaling, turned, scores)
                 for row in range(in_tile):
-                    row_stop = first_stop + row
-                    row_begin = max(0, row_stop - window) if window else 0
+                    stop = first_stop + row
+                    seen = slice(_first_seen(stop, window), stop)
                     for group in range(num_groups):
-                        mine = scores[row, group, row_begin:row_stop]
-                        if softcap > 0:
-                            for i in range(mine.size):
-                                mine[i] = softcap * np.tanh(mine[i] / softcap)
-                        shares = weights[row, group, row_begin:row_stop]
-                        top = max_or_nan(mine)
-                        if np.isfinite(top):
-                            fill_exps(mine, top, np.float32(1), -np.inf, shares)
-                        else:
-                            shares[:] = np.nan
-                        out[first_row + tile + row, kv_head * num_groups + group, :] = 0
-                for start in range(begin, last_stop, _CHUNK):
-                    stop = min(start + _CHUNK, last_stop)
-                    for i in range(stop - start):
-                        chunk[i] = values[places[start + i], kv_head]
+                        sums[row, group] = _fill_weights(
+                            scores[row, group, seen], softcap, weights[row, group, seen]
+                        )
+                        for d in range(head_dim):
+                            answers[row, head + group, d] = 0
+                for start in range(begin, places.size, _CHUNK):
+                    in_chunk = min(_CHUNK, places.size - start)
+                    for i in range(in_chunk):
+                        value = values[places[start + i], kv_head]
+                        for d in range(head_dim):
+                            chunk[i, d] = value[d]
                     for row in range(in_tile):
-                        row_stop = first_stop + row
-                        row_begin = max(0, row_stop - window) if window else 0
-                        low, high = max(start, row_begin), min(stop, row_stop)
+                        stop = first_stop + row
+                        low = max(start, _first_seen(stop, window))
+                        high = min(start + in_chunk, stop)
                         for group in range(num_groups):
                             _add_products(
                                 weights[row, group, low:high],
                                 chunk[low - start : high - start],
-                                out[first_row + tile + row, kv_head * num_groups + group],
+                                answers[row, head + group],
                             )
                 for row in range(in_tile):
-                    row_stop = first_stop + row
-                    row_begin = max(0, row_stop - window) if window else 0
                     for group in range(num_groups):
-                        total = sum_up(weights[row, group, row_begin:row_stop])
-                        answer = out[first_row + tile + row, kv_head * num_groups + group]
                         for d in range(head_dim):
-                            answer[d] /= total
+                            answers[row, head + group, d] /= sums[row, group]

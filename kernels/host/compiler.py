@@ -9,7 +9,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import os
 import platform
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -64,15 +67,40 @@ def _cache_folder() -> Path | None:
     parents = (config.CACHE_DIR,) if config.CACHE_DIR else usual
     for parent in parents:
         folder = Path(parent) / f"outrider-kernels-{_cache_key()}"
+        is_new = not folder.exists()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError:
             continue
+        if is_new:
+            _fill(folder)
         return folder
     places = " nor ".join(map(str, parents))
     log.warning("cannot write to %s: the kernels are compiled again at every start (NUMBA_CACHE_DIR)", places)
     return None
+
+
+def _fill(folder: Path) -> None:
+    """Compiles all kernels to a folder in another process, as LLVM would keep 300 MB of this one's memory.
+
+    What that leaves undone, this process compiles for itself.
+    """
+    log.info("compiling the kernels, once on a machine")
+    names = [path.stem for path in sorted(Path(__file__).parent.glob("*.py")) if path.stem != "__init__"]
+    program = "\n".join(f"import outrider.kernels.host.{name}" for name in names)
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder.parent)}
+    run = subprocess.run(
+        [sys.executable, "-c", program],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+    if run.returncode != 0:
+        log.warning("a process that was to compile the kernels ended with %d: %s", run.returncode, run.stderr)
 
 
 def _cache_key() -> str:

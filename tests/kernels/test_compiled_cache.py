@@ -1,4 +1,4 @@
-"""Compiled kernels are kept on disk, and compiled again after any of their sources has changed."""
+"""Kernels are compiled in a process of their own, kept on disk, and compiled again after a source has changed."""
 
 import os
 import shutil
@@ -32,10 +32,12 @@ print(probe(7), sum(probe.stats.cache_hits.values()))
 @pytest.fixture
 def package(tmp_path):
     """A copy of the kernels with one small kernel in place of them all, which compiles quickly."""
-    copy = tmp_path / "outrider" / "kernels"
-    shutil.copytree(Path(kernels.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for init in (tmp_path / "outrider" / "__init__.py", copy / "host" / "__init__.py"):
-        init.write_text("")
+    copy, own = tmp_path / "outrider" / "kernels", Path(kernels.__file__).parent
+    (copy / "host").mkdir(parents=True)
+    for name in ("host/compiler.py", "host/noise.py"):
+        shutil.copy(own / name, copy / name)
+    for init in (tmp_path / "outrider", copy, copy / "host"):
+        (init / "__init__.py").write_text("")
     (copy / "host" / "probe.py").write_text(PROBE)
     return copy
 
@@ -43,7 +45,7 @@ def package(tmp_path):
 def run_probe(package, cache_parent):
     """The kernel's result and how often it came from disk, in a process of its own; and what was logged."""
     run = subprocess.run(
-        [sys.executable, "-m", "outrider.kernels.host.probe"],
+        [sys.executable, "-c", "import outrider.kernels.host.probe"],
         cwd=package.parents[1],
         env=os.environ | {"PYTHONPATH": str(package.parents[1]), "NUMBA_CACHE_DIR": str(cache_parent)},
         capture_output=True,
@@ -54,15 +56,27 @@ def run_probe(package, cache_parent):
     return float(value), int(num_hits), run.stderr
 
 
-def test_a_changed_helper_in_another_file_is_seen_by_the_next_process(package, tmp_path):
-    first, num_hits, _ = run_probe(package, tmp_path / "cache")
-    assert num_hits == 0
+def test_kernels_come_from_disk_and_a_changed_helper_in_another_file_is_seen(package, tmp_path):
+    first, num_hits, logged = run_probe(package, tmp_path / "cache")
+    assert (num_hits, logged) == (1, "")  # another process compiled it
+    (folder,) = (tmp_path / "cache").iterdir()
     assert run_probe(package, tmp_path / "cache")[:2] == (first, 1)
+    shutil.rmtree(folder)
+    folder.mkdir()  # as if that process had been killed
+    assert run_probe(package, tmp_path / "cache")[:2] == (first, 0)
     helpers = package / "host" / "noise.py"
     source = helpers.read_text()
     helpers.write_text(source.replace("return -math.log(", "return 1000.0 - math.log("))
     assert helpers.read_text() != source
-    assert run_probe(package, tmp_path / "cache")[:2] == (pytest.approx(1000 + first), 0)
+    assert run_probe(package, tmp_path / "cache")[:2] == (pytest.approx(1000 + first), 1)
+
+
+def test_where_the_other_process_fails_kernels_are_compiled_here(package, tmp_path):
+    (package / "host" / "other.py").write_text("raise RuntimeError('planted')")
+    _, num_hits, logged = run_probe(package, tmp_path / "cache")
+    assert num_hits == 0
+    assert "ended with 1" in logged
+    assert "planted" in logged
 
 
 def test_where_nothing_can_be_written_kernels_work_and_one_line_is_logged(package, tmp_path):
