@@ -94,6 +94,16 @@ def branching_token_s(
     return seconds - (run.first_wrong * period_s + hit_share * spared_s) / (1.0 + run.tokens)
 
 
+def pipelined_start_s(alpha: float, num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
+    """Returns what N tokens of pipelined rounds take beyond N times `pipelined_token_s`.
+
+    As many runs begin as there are rejections before the last token, and one: 1 + (N - 1) (1 - alpha) of them wait
+    for a first verdict, while N tokens at that pace pay for N (1 - alpha).
+    """
+    wait_s = round_s(num_draft_tokens, models, link) - _period_s(num_draft_tokens, models, link)
+    return alpha * wait_s
+
+
 def fastest_pipelined(
     acceptance: Acceptance, models: ModelCosts, link: LinkCosts, max_num_draft_tokens: int
 ) -> tuple[int, float]:

@@ -11,11 +11,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from outrider.edge_client.controller.acceptance_posterior import ALPHAS, AcceptancePosterior
 from outrider.edge_client.controller.conditions import Conditions
-from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, cloud_only_s, tokens_per_s
-from outrider.edge_client.controller.cost_model_pipelined import branching_token_s, num_in_flight
+from outrider.edge_client.controller.cost_model import (
+    LinkCosts,
+    ModelCosts,
+    cloud_only_s,
+    round_s,
+    tokens_per_s,
+)
+from outrider.edge_client.controller.cost_model_pipelined import (
+    branching_token_s,
+    num_in_flight,
+    pipelined_start_s,
+)
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.tree_policy import tree_costs, tree_token_s
 from outrider.edge_client.core.options import ExecutionMode
@@ -24,7 +35,15 @@ from outrider.edge_client.drafting.trees import DEFAULT_NODES, TreeCosts
 
 CHOOSABLE_MODES = (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED, ExecutionMode.CLOUD_ONLY)
 
-_Times = Mapping[ExecutionMode, Sequence[float]]
+
+class _Pace(NamedTuple):
+    """Holds what a mode takes at one acceptance rate."""
+
+    token_s: float  # for each token
+    start_s: float  # and once
+
+
+_Paces = Mapping[ExecutionMode, Sequence[_Pace]]
 
 
 class ModePolicy:
@@ -132,43 +151,51 @@ class ModePolicy:
         places = [i for i, weight in enumerate(posterior) if weight > SETTINGS.min_alpha_probability]
         total = sum(posterior[i] for i in places)
         weights = [posterior[i] / total for i in places]
-        times = {mode: [table.token_s(mode, i) for i in places] for mode in self._modes}
-        prospects = self._prospects(times, weights, num_tokens, link.rtt_s)
+        paces = {mode: [table.pace(mode, i) for i in places] for mode in self._modes}
+        prospects = self._prospects(paces, weights, num_tokens, link.rtt_s)
         best = min(prospects, key=prospects.__getitem__)
-        self.expected_ms = {mode: 1e3 * _mean(weights, token_s) for mode, token_s in times.items()}
+        self.expected_ms = {
+            mode: 1e3 * _mean(weights, [each.token_s for each in own]) for mode, own in paces.items()
+        }
         if best is not self.current:
             self.num_changes += self._num_observed > 0
             self.current, self._changed_at = best, self._num_observed
 
     def _prospects(
-        self, times: _Times, weights: Sequence[float], num_tokens: int, rtt_s: float
+        self, paces: _Paces, weights: Sequence[float], num_tokens: int, rtt_s: float
     ) -> dict[ExecutionMode, float]:
         """Returns by mode the expected seconds for `num_tokens`. A stream begins after a round trip; one that
         is left continues for a round trip, at its own pace."""
         soon = min(SETTINGS.decision_interval_tokens, num_tokens)
         later = num_tokens - soon
-        all_rounds = [token_s for mode, token_s in times.items() if mode is not ExecutionMode.CLOUD_ONLY]
+        all_rounds = [own for mode, own in paces.items() if mode is not ExecutionMode.CLOUD_ONLY]
         rounds = [min(each) for each in zip(*all_rounds, strict=True)]
-        stream = times.get(ExecutionMode.CLOUD_ONLY, [math.inf] * len(weights))
-        leave = [rtt_s * max(0.0, 1.0 - r / s) if s else 0.0 for r, s in zip(rounds, stream, strict=True)]
-        self._round_probability = sum(w for w, r, s in zip(weights, rounds, stream, strict=True) if r < s)
+        stream = paces.get(ExecutionMode.CLOUD_ONLY, [_Pace(math.inf, 0.0)] * len(weights))
+        each_rate = [(w, r, s.token_s) for w, r, s in zip(weights, rounds, stream, strict=True)]
+        leave = [rtt_s * max(0.0, 1.0 - r.token_s / s) if s else 0.0 for _, r, s in each_rate]
+        self._round_probability = sum(w for w, r, s in each_rate if r.token_s < s)
         after_rounds_s = after_stream_s = 0.0
         if later:
-            each = list(zip(weights, rounds, stream, leave, strict=True))
-            after_rounds_s = sum(w * min(later * r, later * s + rtt_s) for w, r, s, _ in each)
-            after_stream_s = sum(w * min(later * s, later * r + left_s) for w, r, s, left_s in each)
+            after_rounds_s = sum(w * min(later * r.token_s, later * s + rtt_s) for w, r, s in each_rate)
+            after_stream_s = sum(
+                w * min(later * s, later * r.token_s + r.start_s + left_s)
+                for (w, r, s), left_s in zip(each_rate, leave, strict=True)
+            )
         is_streaming = self.current is ExecutionMode.CLOUD_ONLY
         found: dict[ExecutionMode, float] = {}
-        for mode, token_s in times.items():
-            is_change = mode is not self.current and self._num_observed > 0
+        for mode, own in paces.items():
+            is_first = not self._num_observed
+            is_change = mode is not self.current and not is_first
             share = SETTINGS.min_gain_share * is_change
-            if mode is not ExecutionMode.CLOUD_ONLY and not self._num_observed:
+            if mode is not ExecutionMode.CLOUD_ONLY and is_first:
                 share = SETTINGS.first_gain_share
-            hold_s = soon * (1 + share) * _mean(weights, token_s)
+            hold_s = soon * (1 + share) * _mean(weights, [each.token_s for each in own])
             if mode is ExecutionMode.CLOUD_ONLY:
                 found[mode] = hold_s + after_stream_s + rtt_s * (not is_streaming)
-            else:
-                found[mode] = hold_s + after_rounds_s + _mean(weights, leave) * is_streaming
+                continue
+            found[mode] = hold_s + after_rounds_s + _mean(weights, leave) * is_streaming
+            if is_first or is_change:
+                found[mode] += _mean(weights, [each.start_s for each in own])
         return found
 
     def _current_table(self, models: ModelCosts, link: LinkCosts) -> _TimeTable:
@@ -203,9 +230,9 @@ def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
 
 
 class _TimeTable:
-    """Seconds a token of every mode at each of `ALPHAS`, by one set of costs; each is computed when it is
-    asked for. `length` is what rounds draft; None: what is best. `trees` are the costs of a tree, where one round at
-    a time may be one."""
+    """The pace of every mode at each of `ALPHAS`, by one set of costs; each is computed when it is asked for.
+    `length` is what rounds draft; None: what is best. `trees` are the costs of a tree, where one round at a time may
+    be one."""
 
     def __init__(
         self,
@@ -230,7 +257,7 @@ class _TimeTable:
             trees.node_s if trees else 0.0,
             tree_yield,
         )
-        self._known: dict[tuple[ExecutionMode, int], float] = {}
+        self._known: dict[tuple[ExecutionMode, int], _Pace] = {}
         self._place = 0  # in `lengths_tried`, where the last search ended
 
     def is_near(self, other: _TimeTable) -> bool:
@@ -238,22 +265,31 @@ class _TimeTable:
         tolerance = SETTINGS.cost_tolerance_share
         return all(abs(a - b) <= tolerance * b for a, b in zip(self._costs, other._costs, strict=True))
 
-    def token_s(self, mode: ExecutionMode, place: int) -> float:
-        """Returns seconds a token at `ALPHAS[place]`."""
+    def pace(self, mode: ExecutionMode, place: int) -> _Pace:
+        """Returns what the mode takes at `ALPHAS[place]`."""
         if mode is ExecutionMode.CLOUD_ONLY:
-            return self._ratios[mode] * cloud_only_s(self._models, self._link)
+            return _Pace(self._ratios[mode] * cloud_only_s(self._models, self._link), 0.0)
         key = mode, place
         if (known := self._known.get(key)) is None:
-            known = self._fastest_s(mode, ALPHAS[place])
+            length, token_s = self._fastest(mode, ALPHAS[place])
+            start_s = self._ratios[mode] * self._start_s(mode, ALPHAS[place], length)
             if self._trees is not None and mode is ExecutionMode.SPECULATIVE:
                 tree_s = tree_token_s(ALPHAS[place], self._trees, DEFAULT_NODES) / self._tree_yield
-                known = min(known, (1 + SETTINGS.min_tree_gain_share) * tree_s)
-            self._known[key] = known
+                token_s = min(token_s, (1 + SETTINGS.min_tree_gain_share) * tree_s)
+            known = self._known[key] = _Pace(token_s, start_s)
         return known
 
-    def _fastest_s(self, mode: ExecutionMode, alpha: float) -> float:
+    def _start_s(self, mode: ExecutionMode, alpha: float, num_draft_tokens: int) -> float:
+        """Returns what rounds of a text take once, beyond the time of its tokens: of single rounds, half of one, as
+        the last one is made for tokens that are not wanted too."""
+        if mode is ExecutionMode.PIPELINED:
+            return pipelined_start_s(alpha, num_draft_tokens, self._models, self._link)
+        return round_s(num_draft_tokens, self._models, self._link) / 2
+
+    def _fastest(self, mode: ExecutionMode, alpha: float) -> tuple[int, float]:
+        """Returns the length of rounds that is best, and seconds a token with it."""
         if self._length is not None:
-            return self._rounds_token_s(mode, alpha, self._length)
+            return self._length, self._rounds_token_s(mode, alpha, self._length)
         lengths = SETTINGS.lengths_tried
         found = self._rounds_token_s(mode, alpha, lengths[self._place])
         for step in (1, -1):  # the times have one minimum, not far from the last one asked for
@@ -262,7 +298,7 @@ class _TimeTable:
                 if next_s >= found:
                     break
                 self._place, found = self._place + step, next_s
-        return found
+        return lengths[self._place], found
 
     def _rounds_token_s(self, mode: ExecutionMode, alpha: float, num_draft_tokens: int) -> float:
         if mode is ExecutionMode.SPECULATIVE:

@@ -99,7 +99,7 @@ class ControllerSettings:
     horizon_tokens: int = 256  # a sequence may end long before its limit
     decision_interval_tokens: int = 16  # a mode is assumed to hold for about so long
     min_gain_share: float = 0.03  # of that interval's time: two modes that cost the same must not alternate
-    first_gain_share: float = 0.2  # of it by which rounds must be better to be begun with
+    first_gain_share: float = 0.1  # of it by which rounds must be better to be begun with
     # Of pipelined rounds over their model, as no doubt ends a draft; and the weight, beside measured rounds, of this
     # and of the expectation that the other modes take what the cost model says.
     pipelined_excess_share: float = 0.03

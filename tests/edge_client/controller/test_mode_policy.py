@@ -147,6 +147,28 @@ def test_a_trip_for_a_change_is_not_spent_on_the_last_token() -> None:
     assert choice.current is before
 
 
+@pytest.mark.parametrize(
+    ("num_left", "is_stream_left"), [(1000, True), (16, False)], ids=["long", "nearly at its end"]
+)
+def test_a_stream_is_not_left_for_rounds_that_would_hardly_have_begun(
+    num_left: int, is_stream_left: bool
+) -> None:
+    choice = ModePolicy(ALL)
+    choice.conditions.observe_opening(0.08, 0.03, 0.002)
+    for _ in range(10):
+        choice.observe_stream(0.03)
+        for _ in range(4):
+            choice.observe_probe(is_accepted=False, draft_s=0.002)
+        choice.choose(1000)
+    assert choice.current is ExecutionMode.CLOUD_ONLY
+    for number in range(60):
+        choice.observe_stream(0.03)
+        choice.observe_probe(is_accepted=number % 5 > 0, draft_s=0.002)
+        if choice.choose(num_left) is not ExecutionMode.CLOUD_ONLY:
+            break
+    assert (choice.current is not ExecutionMode.CLOUD_ONLY) is is_stream_left
+
+
 def test_the_window_covers_a_trip_and_a_verification() -> None:
     window = create_window(Pipelining.ON, None, "optimal")
     assert window.size == 2, "until something is known"

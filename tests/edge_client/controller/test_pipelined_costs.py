@@ -13,6 +13,7 @@ from outrider.edge_client.controller.cost_model_pipelined import (
     fastest_pipelined,
     num_in_flight,
     pipelined_break_even_rtt_s,
+    pipelined_start_s,
     pipelined_token_s,
 )
 
@@ -43,6 +44,23 @@ def played_token_s(
         num_tokens += position + 1
         now_s = heard[-1] + _rest_s(heard, drafted_s, n, models, window)
     return now_s / num_tokens
+
+
+def played_text_s(alpha: float, n: int, models: ModelCosts, rtt_s: float, num_tokens: int) -> float:
+    """Seconds of a text of so many tokens, the mean of 4,000: a run's first verdict takes a whole round, each further
+    one a period."""
+    luck, num_texts, seconds = random.Random(7), 4000, 0.0
+    first_s = n * models.draft_token_s + rtt_s + models.verify_s(n)
+    period_s = max(n * models.draft_token_s, models.verify_s(n))
+    for _ in range(num_texts):
+        left = num_tokens
+        while left > 0:
+            seconds, stood = seconds + first_s, 0
+            while left > 0 and luck.random() < alpha:
+                left, stood = left - 1, stood + 1
+                seconds += period_s * (left > 0 and stood % n == 0)
+            left -= 1  # the correction
+    return seconds / num_texts
 
 
 def _rest_s(heard: list[float], drafted_s: float, n: int, models: ModelCosts, window: float) -> float:
@@ -125,3 +143,16 @@ def test_at_its_break_even_rtt_it_takes_as_long_as_the_rival(n: int) -> None:
     assert pipelined_break_even_rtt_s(1.0, 4, MODELS, LinkCosts(rtt_s=0.0), rival_s=0.06) == math.inf
     assert pipelined_break_even_rtt_s(1.0, 1, MODELS, LinkCosts(rtt_s=0.0), rival_s=0.001) == -math.inf
     assert pipelined_break_even_rtt_s(0.1, 1, MODELS, LinkCosts(rtt_s=0.0), rival_s=0.03) < 0
+
+
+@pytest.mark.parametrize("num_tokens", [16, 32, 100])
+@pytest.mark.parametrize(("alpha", "n"), [(0.5, 2), (0.7, 2), (0.8, 4), (0.9, 4)])
+def test_a_text_takes_its_tokens_time_and_once_the_wait_for_a_first_verdict(
+    alpha: float, n: int, num_tokens: int
+) -> None:
+    link = LinkCosts(0.08)
+    played_s = played_text_s(alpha, n, FAST_DRAFT, link.rtt_s, num_tokens)
+    tokens_s = num_tokens * pipelined_token_s(alpha, n, FAST_DRAFT, link)
+    start_s = pipelined_start_s(alpha, n, FAST_DRAFT, link)
+    assert played_s == pytest.approx(tokens_s + start_s, abs=0.25 * start_s)
+    assert played_s > tokens_s + 0.5 * start_s
