@@ -31,12 +31,6 @@ Changes = Mapping[str, Any]
 GRID: Mapping[tuple[str, ...], Sequence[tuple[Any, ...]]] = {
     ("usual_accepted_tokens", "usual_rejected_tokens"): [(16.0, 4.0), (8.0, 2.0), (4.0, 1.0), (3.0, 2.0)],
     ("usual_share",): [(0.95,), (0.8,)],
-    ("copied_accepted_tokens", "copied_rejected_tokens", "copied_usual_share"): [
-        (16.0, 4.0, 0.95),
-        (2.0, 3.0, 0.8),
-        (2.0, 2.0, 0.8),
-        (1.0, 1.0, 1.0),
-    ],
     ("prompt_weight",): [(0.0,), (0.25,), (0.5,), (0.75,), (1.0,)],
     ("change_probability",): [(0.003,), (0.01,), (0.02,), (0.04,)],
     ("first_gain_share",): [(0.0,), (0.1,), (0.2,), (0.4,)],

@@ -47,13 +47,11 @@ def by_position(probabilities: tuple[float, ...]) -> tuple[float, ...]:
 
 @functools.cache
 def usual_prior(is_copied: bool = False) -> tuple[float, ...]:
-    """Returns the prior of an unknown draft, of one that copies and has no model with `is_copied`: mostly a Beta
-    distribution around the usual rate, the rest uniform, so that an unusual draft is recognised soon."""
+    """Returns the prior of an unknown draft: mostly a Beta distribution around the usual rate, the rest uniform, so
+    that an unusual draft is recognised soon. With `is_copied`, of one that copies and has no model, all of it is
+    uniform: such a draft is right for long or not at all."""
     accepted, rejected = SETTINGS.usual_accepted_tokens, SETTINGS.usual_rejected_tokens
-    share = SETTINGS.usual_share
-    if is_copied:
-        accepted, rejected = SETTINGS.copied_accepted_tokens, SETTINGS.copied_rejected_tokens
-        share = SETTINGS.copied_usual_share
+    share = 0.0 if is_copied else SETTINGS.usual_share
     scale = math.lgamma(accepted + rejected) - math.lgamma(accepted) - math.lgamma(rejected)
     weights = []
     for alpha, (low, high) in zip(ALPHAS, pairwise(_BORDERS), strict=True):

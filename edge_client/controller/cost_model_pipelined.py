@@ -95,13 +95,14 @@ def branching_token_s(
 
 
 def pipelined_start_s(alpha: float, num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
-    """Returns what N tokens of pipelined rounds take beyond N times `pipelined_token_s`.
+    """Returns what N tokens of pipelined rounds take beyond N times `pipelined_token_s`, about alpha (L - T / 2).
 
     As many runs begin as there are rejections before the last token, and one: 1 + (N - 1) (1 - alpha) of them wait
-    for a first verdict, while N tokens at that pace pay for N (1 - alpha).
+    for a first verdict, while N tokens at that pace pay for N (1 - alpha). And of the last round some tokens are not
+    wanted. For rounds one at a time, where T = L, this is alpha L / 2.
     """
-    wait_s = round_s(num_draft_tokens, models, link) - _period_s(num_draft_tokens, models, link)
-    return alpha * wait_s
+    first_s = round_s(num_draft_tokens, models, link)
+    return alpha * (first_s - _period_s(num_draft_tokens, models, link) / 2)
 
 
 def fastest_pipelined(

@@ -164,38 +164,37 @@ class ModePolicy:
     def _prospects(
         self, paces: _Paces, weights: Sequence[float], num_tokens: int, rtt_s: float
     ) -> dict[ExecutionMode, float]:
-        """Returns by mode the expected seconds for `num_tokens`. A stream begins after a round trip; one that
-        is left continues for a round trip, at its own pace."""
+        """Returns by mode the expected seconds for `num_tokens`. A stream begins after a round trip; one that is left
+        continues for a round trip, at its own pace."""
+        stream, has_begun = ExecutionMode.CLOUD_ONLY, self._num_observed > 0
         soon = min(SETTINGS.decision_interval_tokens, num_tokens)
         later = num_tokens - soon
-        all_rounds = [own for mode, own in paces.items() if mode is not ExecutionMode.CLOUD_ONLY]
-        rounds = [min(each) for each in zip(*all_rounds, strict=True)]
-        stream = paces.get(ExecutionMode.CLOUD_ONLY, [_Pace(math.inf, 0.0)] * len(weights))
-        each_rate = [(w, r, s.token_s) for w, r, s in zip(weights, rounds, stream, strict=True)]
-        leave = [rtt_s * max(0.0, 1.0 - r.token_s / s) if s else 0.0 for _, r, s in each_rate]
-        self._round_probability = sum(w for w, r, s in each_rate if r.token_s < s)
-        after_rounds_s = after_stream_s = 0.0
-        if later:
-            after_rounds_s = sum(w * min(later * r.token_s, later * s + rtt_s) for w, r, s in each_rate)
-            after_stream_s = sum(
-                w * min(later * s, later * r.token_s + r.start_s + left_s)
-                for (w, r, s), left_s in zip(each_rate, leave, strict=True)
-            )
-        is_streaming = self.current is ExecutionMode.CLOUD_ONLY
-        found: dict[ExecutionMode, float] = {}
-        for mode, own in paces.items():
-            is_first = not self._num_observed
-            is_change = mode is not self.current and not is_first
-            share = SETTINGS.min_gain_share * is_change
-            if mode is not ExecutionMode.CLOUD_ONLY and is_first:
-                share = SETTINGS.first_gain_share
-            hold_s = soon * (1 + share) * _mean(weights, [each.token_s for each in own])
-            if mode is ExecutionMode.CLOUD_ONLY:
-                found[mode] = hold_s + after_stream_s + rtt_s * (not is_streaming)
-                continue
-            found[mode] = hold_s + after_rounds_s + _mean(weights, leave) * is_streaming
-            if is_first or is_change:
-                found[mode] += _mean(weights, [each.start_s for each in own])
+        found = dict.fromkeys(paces, 0.0)
+        self._round_probability = 0.0
+        for weight, each in zip(weights, zip(*paces.values(), strict=True), strict=True):
+            pace = dict(zip(paces, each, strict=True))
+            rounds_s = min(own.token_s for mode, own in pace.items() if mode is not stream)
+            stream_s = pace[stream].token_s if stream in pace else math.inf
+            self._round_probability += weight * (rounds_s < stream_s)
+            enter_s = {mode: rtt_s if mode is stream else own.start_s for mode, own in pace.items()}
+            leave_s = rtt_s * max(0.0, 1.0 - rounds_s / stream_s) if stream_s else 0.0
+            for mode, own in pace.items():
+                is_change = has_begun and mode is not self.current
+                share = SETTINGS.min_gain_share * is_change
+                if not has_begun and mode is not stream:
+                    share = SETTINGS.first_gain_share
+                seconds = soon * (1 + share) * own.token_s
+                if is_change or not has_begun:
+                    seconds += enter_s[mode]
+                if is_change and self.current is stream:
+                    seconds += leave_s
+                if later:
+                    left_s = leave_s if mode is stream else 0.0
+                    seconds += min(
+                        later * then.token_s + (enter_s[other] + left_s if other is not mode else 0.0)
+                        for other, then in pace.items()
+                    )
+                found[mode] += weight * seconds
         return found
 
     def _current_table(self, models: ModelCosts, link: LinkCosts) -> _TimeTable:
@@ -280,11 +279,10 @@ class _TimeTable:
         return known
 
     def _start_s(self, mode: ExecutionMode, alpha: float, num_draft_tokens: int) -> float:
-        """Returns what rounds of a text take once, beyond the time of its tokens: of single rounds, half of one, as
-        the last one is made for tokens that are not wanted too."""
+        """Returns what a text in rounds takes once, beyond the time of its tokens."""
         if mode is ExecutionMode.PIPELINED:
             return pipelined_start_s(alpha, num_draft_tokens, self._models, self._link)
-        return round_s(num_draft_tokens, self._models, self._link) / 2
+        return alpha * round_s(num_draft_tokens, self._models, self._link) / 2
 
     def _fastest(self, mode: ExecutionMode, alpha: float) -> tuple[int, float]:
         """Returns the length of rounds that is best, and seconds a token with it."""

@@ -32,12 +32,9 @@ class ControllerSettings:
     # (1.10).
     usual_accepted_tokens: float = 16.0
     usual_rejected_tokens: float = 4.0
-    usual_share: float = 0.95  # of the prior; the rest is uniform
-    # The same of a draft that copies and has no model: it is right for long or not at all. Of five tried on the bank's
-    # three targets with prompt lookup; docs/controller.md has what a choice on two of them gains on the third.
-    copied_accepted_tokens: float = 2.0
-    copied_rejected_tokens: float = 2.0
-    copied_usual_share: float = 0.8
+    usual_share: float = (
+        0.95  # of the prior; the rest is uniform. All of it is where a draft copies and has no model
+    )
     # Of a place in the prompt, beside a judged token's 1: the prompt is not the target's own text. Of five on first
     # texts of seven drafts of three targets; `make bench-bank` plays it on others, and leaves pairs out.
     prompt_weight: float = 0.75
