@@ -32,9 +32,7 @@ class ControllerSettings:
     # (1.10).
     usual_accepted_tokens: float = 16.0
     usual_rejected_tokens: float = 4.0
-    usual_share: float = (
-        0.95  # of the prior; the rest is uniform. All of it is where a draft copies and has no model
-    )
+    usual_share: float = 0.95  # of the prior; the rest is uniform, and all of it of a draft that copies
     # Of a place in the prompt, beside a judged token's 1: the prompt is not the target's own text. Of five on first
     # texts of seven drafts of three targets; `make bench-bank` plays it on others, and leaves pairs out.
     prompt_weight: float = 0.75

@@ -88,19 +88,26 @@ def _fill(folder: Path) -> None:
     """
     log.info("compiling the kernels, once on a machine")
     names = [path.stem for path in sorted(Path(__file__).parent.glob("*.py")) if path.stem != "__init__"]
-    program = "\n".join(f"import outrider.kernels.host.{name}" for name in names)
-    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder.parent)}
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
-    if run.returncode != 0:
-        log.warning("a process that was to compile the kernels ended with %d: %s", run.returncode, run.stderr)
+    # Modules are looked for where this process looks, and not in the current folder.
+    program = [
+        f"import sys; sys.path[:] = {sys.path!r}",
+        *(f"import outrider.kernels.host.{name}" for name in names),
+    ]
+    try:
+        subprocess.run(
+            [sys.executable, "-P", "-c", "\n".join(program)],
+            env=os.environ | {"NUMBA_CACHE_DIR": str(folder.parent)},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        log.warning("no process could be started to compile the kernels: %s", error)
+    except subprocess.CalledProcessError as error:
+        status, told = error.returncode, error.stderr
+        log.warning("a process that was to compile the kernels ended with %d: %s", status, told)
 
 
 def _cache_key() -> str:

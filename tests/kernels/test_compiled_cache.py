@@ -42,11 +42,11 @@ def package(tmp_path):
     return copy
 
 
-def run_probe(package, cache_parent):
+def run_probe(package, cache_parent, folder="."):
     """The kernel's result and how often it came from disk, in a process of its own; and what was logged."""
     run = subprocess.run(
-        [sys.executable, "-c", "import outrider.kernels.host.probe"],
-        cwd=package.parents[1],
+        [sys.executable, "-P", "-c", "import outrider.kernels.host.probe"],
+        cwd=package.parents[1] / folder,
         env=os.environ | {"PYTHONPATH": str(package.parents[1]), "NUMBA_CACHE_DIR": str(cache_parent)},
         capture_output=True,
         text=True,
@@ -77,6 +77,13 @@ def test_where_the_other_process_fails_kernels_are_compiled_here(package, tmp_pa
     assert num_hits == 0
     assert "ended with 1" in logged
     assert "planted" in logged
+
+
+def test_the_other_process_takes_no_module_from_the_current_folder(package, tmp_path):
+    (package.parents[1] / "elsewhere").mkdir()
+    (package.parents[1] / "elsewhere" / "numba.py").write_text("raise RuntimeError('not the library')")
+    _, num_hits, logged = run_probe(package, tmp_path / "cache", "elsewhere")
+    assert (num_hits, logged) == (1, "")
 
 
 def test_where_nothing_can_be_written_kernels_work_and_one_line_is_logged(package, tmp_path):
