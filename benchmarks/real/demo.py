@@ -28,7 +28,7 @@ def run() -> Found:
         demo_s, demo_gb = time.monotonic() - begin_s, size_gb(clone / ".venv")
         python = str(clone / ".venv/bin/python")
         start_ratio, starts = start.measure(python)
-        resident = rss.measure(python)  # after a start: one that compiles the kernels is larger
+        resident = rss.measure(python)
         begin_s = time.monotonic()
         _make(clone, "install")
         install_s, test_gb = time.monotonic() - begin_s, size_gb(clone / ".venv")

@@ -99,7 +99,7 @@ def pipelined_start_s(alpha: float, num_draft_tokens: int, models: ModelCosts, l
 
     As many runs begin as there are rejections before the last token, and one: 1 + (N - 1) (1 - alpha) of them wait
     for a first verdict, while N tokens at that pace pay for N (1 - alpha). And of the last round some tokens are not
-    wanted. For rounds one at a time, where T = L, this is alpha L / 2.
+    wanted, as of single rounds (`cost_model.rounds_start_s`), for which T is L.
     """
     first_s = round_s(num_draft_tokens, models, link)
     return alpha * (first_s - _period_s(num_draft_tokens, models, link) / 2)

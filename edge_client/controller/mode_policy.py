@@ -19,7 +19,7 @@ from outrider.edge_client.controller.cost_model import (
     LinkCosts,
     ModelCosts,
     cloud_only_s,
-    round_s,
+    rounds_start_s,
     tokens_per_s,
 )
 from outrider.edge_client.controller.cost_model_pipelined import (
@@ -166,36 +166,39 @@ class ModePolicy:
     ) -> dict[ExecutionMode, float]:
         """Returns by mode the expected seconds for `num_tokens`. A stream begins after a round trip; one that is left
         continues for a round trip, at its own pace."""
-        stream, has_begun = ExecutionMode.CLOUD_ONLY, self._num_observed > 0
         soon = min(SETTINGS.decision_interval_tokens, num_tokens)
         later = num_tokens - soon
-        found = dict.fromkeys(paces, 0.0)
+        modes = list(paces)  # their places, not they, are looked up below: an enum's hash takes time
+        before = modes.index(self.current) if self._num_observed else None
+        are_streams = [mode is ExecutionMode.CLOUD_ONLY for mode in modes]
+        held = [soon * (1 + self._wanted_gain_share(mode)) for mode in modes]
+        seconds = [0.0] * len(modes)
         self._round_probability = 0.0
         for weight, each in zip(weights, zip(*paces.values(), strict=True), strict=True):
-            pace = dict(zip(paces, each, strict=True))
-            rounds_s = min(own.token_s for mode, own in pace.items() if mode is not stream)
-            stream_s = pace[stream].token_s if stream in pace else math.inf
+            own = list(zip(each, are_streams, strict=True))
+            rounds_s = min(pace.token_s for pace, is_stream in own if not is_stream)
+            stream_s = min((pace.token_s for pace, is_stream in own if is_stream), default=math.inf)
             self._round_probability += weight * (rounds_s < stream_s)
-            enter_s = {mode: rtt_s if mode is stream else own.start_s for mode, own in pace.items()}
-            leave_s = rtt_s * max(0.0, 1.0 - rounds_s / stream_s) if stream_s else 0.0
-            for mode, own in pace.items():
-                is_change = has_begun and mode is not self.current
-                share = SETTINGS.min_gain_share * is_change
-                if not has_begun and mode is not stream:
-                    share = SETTINGS.first_gain_share
-                seconds = soon * (1 + share) * own.token_s
-                if is_change or not has_begun:
-                    seconds += enter_s[mode]
-                if is_change and self.current is stream:
-                    seconds += leave_s
+            left_s = rtt_s * max(0.0, 1.0 - rounds_s / stream_s) if stream_s else 0.0
+            enter_s = [rtt_s if is_stream else pace.start_s for pace, is_stream in own]
+            leave_s = [left_s if is_stream else 0.0 for is_stream in are_streams]
+            for i, pace in enumerate(each):
+                taken_s = held[i] * pace.token_s
+                if i != before:
+                    taken_s += enter_s[i] + (0.0 if before is None else leave_s[before])
                 if later:
-                    left_s = leave_s if mode is stream else 0.0
-                    seconds += min(
-                        later * then.token_s + (enter_s[other] + left_s if other is not mode else 0.0)
-                        for other, then in pace.items()
+                    taken_s += min(
+                        later * then.token_s + (enter_s[j] + leave_s[i] if j != i else 0.0)
+                        for j, then in enumerate(each)
                     )
-                found[mode] += weight * seconds
-        return found
+                seconds[i] += weight * taken_s
+        return dict(zip(modes, seconds, strict=True))
+
+    def _wanted_gain_share(self, mode: ExecutionMode) -> float:
+        """Returns by how much the mode must be better to be taken up."""
+        if not self._num_observed:
+            return SETTINGS.first_gain_share if mode is not ExecutionMode.CLOUD_ONLY else 0.0
+        return SETTINGS.min_gain_share if mode is not self.current else 0.0
 
     def _current_table(self, models: ModelCosts, link: LinkCosts) -> _TimeTable:
         """Returns the table of times, a new one only after a cost changed noticeably."""
@@ -271,18 +274,13 @@ class _TimeTable:
         key = mode, place
         if (known := self._known.get(key)) is None:
             length, token_s = self._fastest(mode, ALPHAS[place])
-            start_s = self._ratios[mode] * self._start_s(mode, ALPHAS[place], length)
+            once = pipelined_start_s if mode is ExecutionMode.PIPELINED else rounds_start_s
+            start_s = self._ratios[mode] * once(ALPHAS[place], length, self._models, self._link)
             if self._trees is not None and mode is ExecutionMode.SPECULATIVE:
                 tree_s = tree_token_s(ALPHAS[place], self._trees, DEFAULT_NODES) / self._tree_yield
                 token_s = min(token_s, (1 + SETTINGS.min_tree_gain_share) * tree_s)
             known = self._known[key] = _Pace(token_s, start_s)
         return known
-
-    def _start_s(self, mode: ExecutionMode, alpha: float, num_draft_tokens: int) -> float:
-        """Returns what a text in rounds takes once, beyond the time of its tokens."""
-        if mode is ExecutionMode.PIPELINED:
-            return pipelined_start_s(alpha, num_draft_tokens, self._models, self._link)
-        return alpha * round_s(num_draft_tokens, self._models, self._link) / 2
 
     def _fastest(self, mode: ExecutionMode, alpha: float) -> tuple[int, float]:
         """Returns the length of rounds that is best, and seconds a token with it."""

@@ -67,8 +67,8 @@ def _cache_folder() -> Path | None:
     parents = (config.CACHE_DIR,) if config.CACHE_DIR else usual
     for parent in parents:
         folder = Path(parent) / f"outrider-kernels-{_cache_key()}"
-        is_new = not folder.exists()
         try:
+            is_new = not folder.exists()
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
         except OSError:
@@ -106,8 +106,7 @@ def _fill(folder: Path) -> None:
     except OSError as error:
         log.warning("no process could be started to compile the kernels: %s", error)
     except subprocess.CalledProcessError as error:
-        status, told = error.returncode, error.stderr
-        log.warning("a process that was to compile the kernels ended with %d: %s", status, told)
+        log.warning("the process that compiles the kernels ended with %d: %s", error.returncode, error.stderr)
 
 
 def _cache_key() -> str:

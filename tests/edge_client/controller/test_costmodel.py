@@ -18,6 +18,7 @@ from outrider.edge_client.controller.cost_model import (
     fastest_round,
     round_s,
     rounds_s,
+    rounds_start_s,
     tokens_per_s,
 )
 
@@ -91,6 +92,17 @@ def test_a_long_text_takes_what_its_rounds_make_and_a_short_one_a_little_more():
     # Two tokens: a round that drafts one, and where that falls another that drafts none.
     both = round_s(1, MODELS, link) + 0.1 * round_s(0, MODELS, link)
     assert rounds_s(alphas, 4, 2, MODELS, link) == pytest.approx(both)
+
+
+@pytest.mark.parametrize("num_tokens", [16, 32, 100])
+@pytest.mark.parametrize(("alpha", "n"), [(0.5, 2), (0.7, 2), (0.8, 4), (0.9, 4)])
+@pytest.mark.parametrize("rtt_s", [0.001, 0.08])
+def test_rounds_take_once_what_of_the_last_one_is_not_wanted(rtt_s, alpha, n, num_tokens):
+    link = LinkCosts(rtt_s)
+    once_s = rounds_s(alpha, n, num_tokens, MODELS, link) - num_tokens / tokens_per_s(alpha, n, MODELS, link)
+    start_s = rounds_start_s(alpha, n, MODELS, link)
+    assert once_s == pytest.approx(start_s, abs=0.15 * round_s(n, MODELS, link))
+    assert once_s > 0.5 * start_s
 
 
 def test_edge_only_takes_a_draft_token_a_token():
