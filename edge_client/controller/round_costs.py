@@ -8,11 +8,49 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
+from collections.abc import Callable
 
 from outrider.common.step_time import MedianSlopeTime
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.stats import RoundRecord
+
+_Line = tuple[float, float]
+"""Is a time over tokens: (base, a token) in seconds."""
+
+
+class _Times:
+    """Holds times over tokens, of those that overlapped nothing apart.
+
+    Where drafting and verifying share processors, each slows the other, and the link's answers too: what overlapped
+    is an upper bound. It counts where it is faster than what is known of times alone, or nothing is.
+    """
+
+    def __init__(self, prior_share: float, prior_weight_tokens: float) -> None:
+        """See `MedianSlopeTime`."""
+        fit = SETTINGS.num_verify_samples, prior_share, prior_weight_tokens
+        self.recent, self._alone = MedianSlopeTime(*fit), MedianSlopeTime(*fit)
+        self._has_overlapped = False
+
+    def observe(self, num_tokens: int, seconds: float, is_alone: bool) -> None:
+        """Adds a time; `is_alone`: nothing else of this session was computed meanwhile."""
+        self.recent.observe(num_tokens, seconds)
+        if is_alone:
+            self._alone.observe(num_tokens, seconds)
+        self._has_overlapped = self._has_overlapped or not is_alone
+
+    def line(
+        self, prior_token_s: Callable[[MedianSlopeTime], float | None], stated: _Line | None = None
+    ) -> _Line:
+        """Returns the line of recent times, or the lower one of those alone, of `stated` before any was. The other
+        argument gives a fit its prior slope."""
+        recent, known = self.recent.line(prior_token_s(self.recent)), stated
+        if not self._has_overlapped:
+            return recent
+        if self._alone.has_any:
+            known = self._alone.line(prior_token_s(self._alone))
+        num_tokens = self.recent.mean_tokens
+        return min(recent, known or recent, key=lambda line: line[0] + num_tokens * line[1])
 
 
 class RoundCosts:
@@ -24,11 +62,10 @@ class RoundCosts:
     """
 
     def __init__(self) -> None:
-        line = SETTINGS.num_verify_samples, SETTINGS.token_share_of_verify, SETTINGS.token_share_weight_tokens
-        self._verify, self._verify_synchronous = MedianSlopeTime(*line), MedianSlopeTime(*line)
-        self._has_pipelined = False
+        self._verify = _Times(SETTINGS.token_share_of_verify, SETTINGS.token_share_weight_tokens)
         self._queues_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # that `_verify` includes
         self._rtts_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
+        self._rtts_alone_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)  # as `_Times` has them
         self._edge_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._overheads_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # of them, beyond a step
@@ -39,9 +76,7 @@ class RoundCosts:
         # What one more token of every session that it waited for would have added to each round, in seconds.
         self._shared_token_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._num_rounds = 0
-        self._drafts = MedianSlopeTime(
-            SETTINGS.num_verify_samples, prior_share=1.0, prior_weight_tokens=SETTINGS.draft_weight_tokens
-        )
+        self._drafts = _Times(1.0, SETTINGS.draft_weight_tokens)
         self._tree_drafts = MedianSlopeTime(
             SETTINGS.num_verify_samples, prior_share=1.0, prior_weight_tokens=SETTINGS.draft_weight_tokens
         )
@@ -51,7 +86,7 @@ class RoundCosts:
     def is_known(self) -> bool:
         """Returns whether draft, link and verifier were observed."""
         has_verifier = self._num_rounds or self._targets_s or self._opening_s is not None
-        return self._drafts.has_any and bool(self._rtts_s) and bool(has_verifier)
+        return self._drafts.recent.has_any and bool(self._rtts_s) and bool(has_verifier)
 
     def observe(self, record: RoundRecord) -> None:
         """Adds an answered round.
@@ -59,8 +94,10 @@ class RoundCosts:
         A co-located round has no `net_ms`, and its forward's time in place of the verifier's. A round that
         was sent ahead waited for our own earlier rounds, which is not part of its verification.
         """
+        is_alone = record.window == 1
         if record.main_path is None:
-            self.observe_draft(record.draft_ms / 1e3, record.num_draft_tokens + record.num_dropped_tokens)
+            num_drafted = record.num_draft_tokens + record.num_dropped_tokens
+            self.observe_draft(record.draft_ms / 1e3, num_drafted, is_alone=is_alone)
         elif record.num_draft_tokens:
             self._tree_drafts.observe(record.num_draft_tokens, record.draft_ms / 1e3)
         verify_ms = record.verifier_ms or record.forward_ms
@@ -68,24 +105,20 @@ class RoundCosts:
         if record.pipelined_hit:
             verify_ms, queue_ms = max(record.forward_ms, verify_ms - queue_ms), 0.0
         self._queues_s.append(queue_ms / 1e3)
-        self._verify.observe(record.num_draft_tokens + 1, verify_ms / 1e3)
-        if record.window == 1:
-            self._verify_synchronous.observe(record.num_draft_tokens + 1, verify_ms / 1e3)
-        else:
-            self._has_pipelined = True
+        self._verify.observe(record.num_draft_tokens + 1, verify_ms / 1e3, is_alone)
         self._shared_token_s.append(_shared_token_s(record))
         self._num_rounds += 1
         if self._targets_s and self._overheads_s:
             self._targets_s.popleft()  # a stream that was left is less of the present with every round
         if record.edge_ms is not None:
             self._edge_s.append(record.edge_ms / 1e3)
-        self.observe_rtt(record.net_ms / 1e3)
+        self.observe_rtt(record.net_ms / 1e3, is_alone=is_alone)
 
-    def observe_draft(self, seconds: float, num_tokens: int) -> None:
+    def observe_draft(self, seconds: float, num_tokens: int, *, is_alone: bool = True) -> None:
         """Adds drafted tokens."""
         self._estimate = None
         if num_tokens:
-            self._drafts.observe(num_tokens, seconds)
+            self._drafts.observe(num_tokens, seconds, is_alone)
 
     def tree_draft_line(self) -> tuple[float, float]:
         """Returns what drafting a tree takes, (base, a node) in seconds: by a chain's token until one was drafted."""
@@ -94,10 +127,12 @@ class RoundCosts:
         token_s = self._draft_line()[1]
         return SETTINGS.tree_base_tokens * token_s, SETTINGS.tree_node_share * token_s
 
-    def observe_rtt(self, seconds: float) -> None:
+    def observe_rtt(self, seconds: float, *, is_alone: bool = True) -> None:
         """Adds a round trip without the verifier's own time."""
         self._estimate = None
         self._rtts_s.append(seconds)
+        if is_alone:
+            self._rtts_alone_s.append(seconds)
 
     def observe_target(self, token_s: float) -> None:
         """Adds the time between two tokens of the target's stream."""
@@ -134,7 +169,15 @@ class RoundCosts:
             verify_token_s=token_s,
             draft_fixed_s=own_s + call_s,
         )
-        return models, LinkCosts(rtt_s=max(statistics.median(self._rtts_s), SETTINGS.min_rtt_s))
+        rtt_s = self._rtt_s(models.verify_s(1))
+        return models, LinkCosts(rtt_s=max(rtt_s, SETTINGS.min_rtt_s))
+
+    def _rtt_s(self, most_late_s: float) -> float:
+        """Returns the median of recent round trips, or of those alone where it is lower: by so much at most does an
+        answer come later where drafting overlaps it."""
+        recent_s = statistics.median(self._rtts_s)
+        alone_s = statistics.median(self._rtts_alone_s) if self._rtts_alone_s else recent_s
+        return min(recent_s, max(alone_s, recent_s - most_late_s))
 
     @property
     def measured_stream_overhead_s(self) -> float | None:
@@ -146,37 +189,27 @@ class RoundCosts:
 
         Where sessions share the verifier one more token delays all of them, and they all decide alike: its slope is
         then what one more token of each would add.
-
-        Elsewhere a pipelined round's verification is an upper bound: a draft that shares its processors slows it. Such
-        rounds count where they are faster than what synchronous ones took or the verifier states, or nothing else is
-        known.
         """
         if not self._num_rounds:
             return self._stated
         if shared_token_s := statistics.median(self._shared_token_s):
-            return self._verify.line_of_slope(shared_token_s)
+            return self._verify.recent.line_of_slope(shared_token_s)
         stated_token_s = self._stated[1] if self._stated else None
-        recent, known = self._verify.line(stated_token_s), self._stated
-        if not self._has_pipelined:
-            return recent
-        if self._verify_synchronous.has_any:
-            known = self._verify_synchronous.line(stated_token_s)
-        num_tokens = self._verify.mean_tokens
-        return min(recent, known or recent, key=lambda line: line[0] + num_tokens * line[1])
+        return self._verify.line(lambda _: stated_token_s, self._stated)
 
     def _draft_line(self) -> tuple[float, float]:
         """Returns a draft's line over its tokens. Until lengths differ a call is taken to have `draft_call_s` of
         its own, at most half of it. Where only trees were drafted it is theirs, and nothing where nothing was."""
-        if not self._drafts.has_any:
+        if not self._drafts.recent.has_any:
             return self._tree_drafts.line() if self._tree_drafts.has_any else (0.0, 0.0)
-        mean_s, mean_tokens = self._drafts.median_s, self._drafts.mean_tokens
-        call_s = min(SETTINGS.draft_call_s, mean_s / 2)
-        return self._drafts.line((mean_s - call_s) / mean_tokens)
+        return self._drafts.line(
+            lambda fit: (fit.median_s - min(SETTINGS.draft_call_s, fit.median_s / 2)) / fit.mean_tokens
+        )
 
     def _step_s(self, line: tuple[float, float] | None) -> float | None:
         """Returns the verifier's step of one token; None until it stated one, or lengths differed. A round that comes
         while a step is computed waits for its end, which a stream never does: its next token is in every step."""
-        if line is None or (self._stated is None and not self._verify.is_sloped):
+        if line is None or (self._stated is None and not self._verify.recent.is_sloped):
             return None
         queue_s = statistics.median(self._queues_s) if self._queues_s else 0.0
         return max(0.0, sum(line) - queue_s)
@@ -197,7 +230,7 @@ class RoundCosts:
         if step_s is not None:
             known_s = [step_s] if self._num_rounds else [*known_s, step_s]
         elif self._num_rounds:
-            known_s.append(self._verify.median_s)
+            known_s.append(self._verify.recent.median_s)
         return min(known_s, default=0.0) + min(overhead_s, SETTINGS.max_stream_overhead_s)
 
 

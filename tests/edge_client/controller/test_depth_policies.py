@@ -220,6 +220,45 @@ def test_a_verification_that_a_draft_overlaps_does_not_tell_what_one_alone_takes
     assert observed_ms(measured, 9.0, window=3) == pytest.approx(9.0), "the verifier became faster"
 
 
+def overlapped(window: int, draft_ms: float, net_ms: float, num_rounds: int = 20) -> list[RoundRecord]:
+    """Returns rounds of four to eight tokens, drafted in `draft_ms` a token."""
+    rounds = [answered(4 + n % 5, 3, draft_ms=draft_ms, net_ms=net_ms) for n in range(num_rounds)]
+    return [replace(each, window=window) for each in rounds]
+
+
+def test_drafts_and_trips_that_overlap_do_not_tell_what_they_take_alone() -> None:
+    """As on two cores that edge and verifier share: 0.43 ms a token and trips of 3 ms, where 0.32 and 1.7 are alone."""
+    costs, unknown = RoundCosts(), RoundCosts()
+    for record in (*overlapped(1, 0.32, 1.7), *overlapped(3, 0.43, 3.0)):
+        costs.observe(record)
+    models, link = costs.estimate()
+    assert models.draft_token_s == pytest.approx(0.00032) and link.rtt_s == pytest.approx(0.0017)
+    for record in overlapped(3, 0.43, 3.0):
+        unknown.observe(record)
+    models, link = unknown.estimate()
+    assert models.draft_token_s == pytest.approx(0.00043) and link.rtt_s == pytest.approx(0.003), (
+        "all that is known"
+    )
+    for record in overlapped(3, 0.2, 1.0):
+        costs.observe(record)
+    models, link = costs.estimate()
+    assert models.draft_token_s == pytest.approx(0.0002) and link.rtt_s == pytest.approx(0.001), (
+        "both became faster"
+    )
+
+
+def test_a_link_that_became_longer_is_believed_where_every_round_overlaps() -> None:
+    costs = RoundCosts()
+    costs.observe_opening(0.01, step_fixed_s=0.0099, step_token_s=0.0001)
+    costs.observe_rtt(0.010)
+    for record in overlapped(4, 0.32, 200.0):
+        costs.observe(record)
+    models, link = costs.estimate()
+    assert link.rtt_s == pytest.approx(0.2 - models.verify_s(1)), (
+        "an answer is late by a verification at most"
+    )
+
+
 def test_a_verifier_that_became_slower_is_believed_within_eight_rounds() -> None:
     costs = RoundCosts()
     for base_ms, num_rounds in ((5.0, 30), (70.0, 8)):
