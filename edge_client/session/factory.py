@@ -38,6 +38,7 @@ from outrider.edge_client.session.session import EdgeSession, new_session_id
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.edge_client.transport.deadline import RoundDeadline
 from outrider.edge_client.transport.link.base import VerifierLink
+from outrider.edge_client.transport.link.targets import parse_target
 from outrider.edge_client.transport.remote_verifier import RemoteVerifier
 from outrider.edge_client.transport.threads import SYSTEM_THREADS, Threads
 
@@ -55,6 +56,11 @@ def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
     return GrpcLink(config.verifier, session_id, config.connection.transport, security)
 
 
+def is_beside(config: RunConfig) -> bool:
+    """Returns whether the verifier is reached by this machine's own address, and so shares its processors."""
+    return parse_target(config.verifier).is_loopback
+
+
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """Holds what sessions take from outside the product: time, threads, the network and random ids.
@@ -66,6 +72,7 @@ class Surroundings:
     threads: Threads = SYSTEM_THREADS
     create_link: Callable[[RunConfig, bytes], VerifierLink] = create_link
     new_session_id: Callable[[], bytes] = new_session_id
+    is_beside: Callable[[RunConfig], bool] = is_beside
 
 
 @dataclass(slots=True)
@@ -106,6 +113,7 @@ class Edge:
         conditions = Conditions(
             SETTINGS.branch_prior_hit_share if config.pipelining.guesses == "auto" else 0.0,
             is_copied=config.draft.strategy in WITHOUT_MODEL,
+            is_beside=self.surroundings.is_beside(config),
         )
         window = make_window(config, conditions)
         renew_decode = partial(self.tokenizer.decoder, prompt_ids, config.stop.show_special_tokens)

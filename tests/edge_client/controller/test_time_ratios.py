@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
@@ -13,6 +14,7 @@ from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.time_ratio import TimeRatio
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.session.factory import is_beside
 
 ROUND = RoundRecord(
     1, 6, 5, draft_ms=6.0, edge_ms=0.0, rtt_ms=50.0, net_ms=20.0, forward_ms=30.0, verifier_ms=30.0
@@ -132,3 +134,22 @@ def test_a_stream_does_not_wait_for_steps_as_rounds_do() -> None:
         conditions.observe(replace(ROUND, batch_size=8, queue_ms=15.0, verifier_ms=45.0, step_token_ms=0.2))
     target_s, verify_s = conditions.estimate()[0].target_token_s, conditions.estimate()[0].verify_s(6)
     assert verify_s == pytest.approx(0.045, rel=0.05) and target_s < 0.031
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_beside_its_verifier_a_draft_with_a_model_is_expected_to_slow_what_it_overlaps(
+    is_copied: bool,
+) -> None:
+    found = [
+        Conditions(is_copied=is_copied, is_beside=is_beside).time_ratios[ExecutionMode.PIPELINED]
+        for is_beside in (False, True)
+    ]
+    usual, shared = 1 + SETTINGS.pipelined_excess_share, 1 + SETTINGS.shared_excess_share
+    assert found == [usual, usual if is_copied else shared]
+
+
+@pytest.mark.parametrize("address, is_shared", [("127.0.0.1:7077", True), ("verifier.example:7077", False)])
+def test_an_edge_knows_by_the_address_whether_its_verifier_shares_its_processors(
+    address: str, is_shared: bool
+) -> None:
+    assert is_beside(RunConfig(verifier=address)) == is_shared
