@@ -94,9 +94,9 @@ def _serve(
         is_judged = model.is_reproducible
         report.note(**{f"{name}_start_s": round(verifier.start_s, 1), f"{name}_is_reproducible": is_judged})
         expected: list[TokenIds] = []
-        modes = dict(MODES)
-        for source in served.draft_sources:
-            modes[source] = {"mode": "co-located", "draft_source": source}
+        modes = {CLOUD_ONLY: MODES[CLOUD_ONLY]}  # then what this verifier alone has, while there is time
+        modes |= {each: {"mode": "co-located", "draft_source": each} for each in served.draft_sources}
+        modes |= MODES
         for mode, settings in modes.items():
             if setting.seconds_left < until_s + TEXTS_S and not setting.is_rehearsal:
                 report.skip(f"{name}.{mode}", "the stage's time is over")
