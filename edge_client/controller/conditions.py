@@ -12,7 +12,7 @@ from outrider.edge_client.controller.cost_model import (
     cloud_only_s,
     round_s,
 )
-from outrider.edge_client.controller.cost_model_pipelined import branching_token_s
+from outrider.edge_client.controller.cost_model_pipelined import branching_token_s, pipelined_times
 from outrider.edge_client.controller.round_costs import RoundCosts
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 from outrider.edge_client.controller.time_ratio import TimeRatio
@@ -174,7 +174,7 @@ class Conditions:
         models, link = self.estimate()
 
         def token_s(length: int) -> float:
-            return branching_token_s(acceptance, length, models, link, hit_share=self.branch_hit_share)
+            return branching_token_s(acceptance, pipelined_times(length, models, link), self.branch_hit_share)
 
         best_s = token_s(self._length)
         for step in (4, -4, 1, -1):

@@ -155,11 +155,11 @@ def rounds_s(
     return left_s[num_tokens]
 
 
-def rounds_start_s(alpha: float, num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
-    """Returns what N tokens take (`rounds_s`) beyond N times the time of one, about alpha L / 2 with a round's time L:
-    of the last round some tokens are not wanted. It is less where a drafted token's time counts, as the last draft is
-    shorter."""
-    return alpha * round_s(num_draft_tokens, models, link) / 2
+def rounds_start_s(alpha: float, whole_s: float) -> float:
+    """Returns what N tokens take (`rounds_s`) beyond N times the time of one, about alpha L / 2 with a round's time L,
+    `whole_s`: of the last round some tokens are not wanted. It is less where a drafted token's time counts, as the
+    last draft is shorter."""
+    return alpha * whole_s / 2
 
 
 def break_even_rtt_s(

@@ -29,10 +29,49 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from outrider.edge_client.controller.cost_model import Acceptance, LinkCosts, ModelCosts, round_s
 from outrider.edge_client.controller.settings import SETTINGS
+
+
+class PipelinedTimes(NamedTuple):
+    """Holds what rounds of one length take, whatever is accepted. In seconds."""
+
+    num_draft_tokens: int
+    first_s: float  # L
+    period_s: float  # T
+    rest_s: float  # R
+    window: int  # rounds in flight at most
+    wait_s: float  # for the first answer, once the window is full
+    shown_s: float  # by how much a bonus shows a rejection before its own verdict
+    spared_s: float  # by a branch that came true
+
+    @property
+    def mean_period_s(self) -> float:
+        """Returns the time between two verdicts where all tokens are accepted."""
+        return self.period_s + self.wait_s / self.window
+
+
+def pipelined_times(
+    num_draft_tokens: int, models: ModelCosts, link: LinkCosts, max_in_flight: int | None = None
+) -> PipelinedTimes:
+    """Returns the times of rounds of n >= 1 tokens, `max_in_flight` unanswered at most; None is no limit."""
+    first_s, verify_s = round_s(num_draft_tokens, models, link), models.verify_s(num_draft_tokens)
+    period_s = _period_s(num_draft_tokens, models, link)
+    window = max_in_flight or num_in_flight(num_draft_tokens, models, link)
+    wait_s = max(0.0, first_s - window * period_s)
+    return PipelinedTimes(
+        num_draft_tokens=num_draft_tokens,
+        first_s=first_s,
+        period_s=period_s,
+        rest_s=_rest_s(num_draft_tokens, models, period_s + wait_s / window),
+        window=window,
+        wait_s=wait_s,
+        shown_s=max(num_draft_tokens * models.draft_token_s, verify_s),
+        spared_s=SETTINGS.branch_spared_share * (first_s - verify_s),
+    )
 
 
 def pipelined_token_s(
@@ -42,67 +81,42 @@ def pipelined_token_s(
     link: LinkCosts,
     max_in_flight: int | None = None,
 ) -> float:
-    """Returns seconds a token of pipelined rounds of n >= 1 tokens, `max_in_flight` unanswered at most.
-
-    None is no limit.
-    """
-    run = _run_of(acceptance, num_draft_tokens)
-    return _run_token_s(run, acceptance, num_draft_tokens, models, link, max_in_flight)
+    """Returns seconds a token of pipelined rounds; see `pipelined_times`."""
+    times = pipelined_times(num_draft_tokens, models, link, max_in_flight)
+    return _token_s(_run_of(acceptance, num_draft_tokens), acceptance, times)
 
 
-def _run_token_s(
-    run: _Run,
-    acceptance: Acceptance,
-    num_draft_tokens: int,
-    models: ModelCosts,
-    link: LinkCosts,
-    max_in_flight: int | None,
-) -> float:
-    first_s = round_s(num_draft_tokens, models, link)
-    period_s = _period_s(num_draft_tokens, models, link)
-    window = max_in_flight or num_in_flight(num_draft_tokens, models, link)
-    wait_s = max(0.0, first_s - window * period_s)
-    mean_period_s = period_s + wait_s / window
-    if math.isinf(run.tokens):
-        return mean_period_s / num_draft_tokens
-    waits = _run_of(acceptance, window * num_draft_tokens).rounds if wait_s else 0.0
-    rest_s = _rest_s(num_draft_tokens, models, mean_period_s)
-    return (first_s + period_s * run.rounds + wait_s * waits + rest_s) / (1.0 + run.tokens)
-
-
-def branching_token_s(
-    acceptance: Acceptance,
-    num_draft_tokens: int,
-    models: ModelCosts,
-    link: LinkCosts,
-    max_in_flight: int | None = None,
-    hit_share: float = 0.0,
-) -> float:
+def branching_token_s(acceptance: Acceptance, times: PipelinedTimes, hit_share: float = 0.0) -> float:
     """Returns seconds a token of pipelined rounds whose verdicts bring a bonus, with speculative branches.
 
     The bonus shows that the next round's first token is rejected a period T before that round's own verdict.
     After the share `hit_share` of all rejections the next round is in flight already, which spares
     `branch_spared_share` of the round trip.
     """
-    run = _run_of(acceptance, num_draft_tokens)
-    seconds = _run_token_s(run, acceptance, num_draft_tokens, models, link, max_in_flight)
+    run = _run_of(acceptance, times.num_draft_tokens)
+    seconds = _token_s(run, acceptance, times)
     if math.isinf(run.tokens):
         return seconds
-    verify_s = models.verify_s(num_draft_tokens)
-    period_s = max(num_draft_tokens * models.draft_token_s, verify_s)
-    spared_s = SETTINGS.branch_spared_share * (round_s(num_draft_tokens, models, link) - verify_s)
-    return seconds - (run.first_wrong * period_s + hit_share * spared_s) / (1.0 + run.tokens)
+    return seconds - (run.first_wrong * times.shown_s + hit_share * times.spared_s) / (1.0 + run.tokens)
 
 
-def pipelined_start_s(alpha: float, num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
+def _token_s(run: _Run, acceptance: Acceptance, times: PipelinedTimes) -> float:
+    if math.isinf(run.tokens):
+        return times.mean_period_s / times.num_draft_tokens
+    run_s = times.first_s + times.period_s * run.rounds + times.rest_s
+    if times.wait_s:
+        run_s += times.wait_s * _run_of(acceptance, times.window * times.num_draft_tokens).rounds
+    return run_s / (1.0 + run.tokens)
+
+
+def pipelined_start_s(alpha: float, times: PipelinedTimes) -> float:
     """Returns what N tokens of pipelined rounds take beyond N times `pipelined_token_s`, about alpha (L - T / 2).
 
     As many runs begin as there are rejections before the last token, and one: 1 + (N - 1) (1 - alpha) of them wait
     for a first verdict, while N tokens at that pace pay for N (1 - alpha). And of the last round some tokens are not
     wanted, as of single rounds (`cost_model.rounds_start_s`), for which T is L.
     """
-    first_s = round_s(num_draft_tokens, models, link)
-    return alpha * (first_s - _period_s(num_draft_tokens, models, link) / 2)
+    return alpha * (times.first_s - times.period_s / 2)
 
 
 def fastest_pipelined(
@@ -161,9 +175,19 @@ class _Run(NamedTuple):
 
 
 def _run_of(acceptance: Acceptance, num_draft_tokens: int) -> _Run:
-    alphas = list(acceptance) if isinstance(acceptance, Sequence) else [acceptance]
+    if isinstance(acceptance, Sequence):
+        return _run_of_positions(acceptance, num_draft_tokens)
+    return _run_of_rate(acceptance, num_draft_tokens)
+
+
+@lru_cache(4096)  # a controller asks for the same rates and lengths again and again
+def _run_of_rate(alpha: float, num_draft_tokens: int) -> _Run:
+    return _run_of_positions([alpha], num_draft_tokens)
+
+
+def _run_of_positions(alphas: Sequence[float], num_draft_tokens: int) -> _Run:
     if not alphas or not all(0 <= alpha <= 1 for alpha in alphas):
-        raise ValueError(f"an acceptance of {acceptance} is not in [0, 1]")
+        raise ValueError(f"an acceptance of {alphas} is not in [0, 1]")
     tokens, rounds, first_wrong, reached, position = 0.0, 0.0, 0.0, 1.0, 0
     end = len(alphas) - 1
     # From the last alpha and a round's end on, the sums are geometric.

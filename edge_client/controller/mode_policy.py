@@ -19,13 +19,15 @@ from outrider.edge_client.controller.cost_model import (
     LinkCosts,
     ModelCosts,
     cloud_only_s,
+    expected_tokens,
     rounds_start_s,
-    tokens_per_s,
 )
 from outrider.edge_client.controller.cost_model_pipelined import (
+    PipelinedTimes,
     branching_token_s,
     num_in_flight,
     pipelined_start_s,
+    pipelined_times,
 )
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.tree_policy import tree_costs, tree_token_s
@@ -260,6 +262,7 @@ class _TimeTable:
             tree_yield,
         )
         self._known: dict[tuple[ExecutionMode, int], _Pace] = {}
+        self._times_of: dict[int, PipelinedTimes] = {}
         self._place = 0  # in `lengths_tried`, where the last search ended
 
     def is_near(self, other: _TimeTable) -> bool:
@@ -273,13 +276,15 @@ class _TimeTable:
             return _Pace(self._ratios[mode] * cloud_only_s(self._models, self._link), 0.0)
         key = mode, place
         if (known := self._known.get(key)) is None:
-            length, token_s = self._fastest(mode, ALPHAS[place])
-            once = pipelined_start_s if mode is ExecutionMode.PIPELINED else rounds_start_s
-            start_s = self._ratios[mode] * once(ALPHAS[place], length, self._models, self._link)
-            if self._trees is not None and mode is ExecutionMode.SPECULATIVE:
-                tree_s = tree_token_s(ALPHAS[place], self._trees, DEFAULT_NODES) / self._tree_yield
+            alpha = ALPHAS[place]
+            length, token_s = self._fastest(mode, alpha)
+            times = self._times(length)
+            pipelined = mode is ExecutionMode.PIPELINED
+            start_s = pipelined_start_s(alpha, times) if pipelined else rounds_start_s(alpha, times.first_s)
+            if self._trees is not None and not pipelined:
+                tree_s = tree_token_s(alpha, self._trees, DEFAULT_NODES) / self._tree_yield
                 token_s = min(token_s, (1 + SETTINGS.min_tree_gain_share) * tree_s)
-            known = self._known[key] = _Pace(token_s, start_s)
+            known = self._known[key] = _Pace(token_s, self._ratios[mode] * start_s)
         return known
 
     def _fastest(self, mode: ExecutionMode, alpha: float) -> tuple[int, float]:
@@ -297,9 +302,14 @@ class _TimeTable:
         return lengths[self._place], found
 
     def _rounds_token_s(self, mode: ExecutionMode, alpha: float, num_draft_tokens: int) -> float:
+        times = self._times(num_draft_tokens)
         if mode is ExecutionMode.SPECULATIVE:
-            return self._ratios[mode] / tokens_per_s(alpha, num_draft_tokens, self._models, self._link)
-        most = None if self._length is None else SETTINGS.max_in_flight
-        share = self._branch_hit_share
-        token_s = branching_token_s(alpha, num_draft_tokens, self._models, self._link, most, share)
-        return self._ratios[mode] * token_s
+            return self._ratios[mode] * times.first_s / expected_tokens(alpha, num_draft_tokens)
+        return self._ratios[mode] * branching_token_s(alpha, times, self._branch_hit_share)
+
+    def _times(self, num_draft_tokens: int) -> PipelinedTimes:
+        if (known := self._times_of.get(num_draft_tokens)) is None:
+            most = None if self._length is None else SETTINGS.max_in_flight
+            known = pipelined_times(num_draft_tokens, self._models, self._link, most)
+            self._times_of[num_draft_tokens] = known
+        return known

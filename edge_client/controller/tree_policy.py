@@ -10,6 +10,7 @@ is above that of the best chain, the round is a tree, and the draft itself decid
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import islice
@@ -80,7 +81,14 @@ def _tokens_at(alpha_steps: int, max_nodes: int) -> list[float]:
 
 
 def _fastest_s(totals: Sequence[float], costs: TreeCosts) -> float:
-    return min((costs.round_s + n * costs.node_s) / totals[n] for n in range(1, len(totals)))
+    """Returns seconds a token of the fastest tree. Each node adds less than the one before, so times have one
+    minimum: it is where the next node begins to make them longer."""
+
+    def token_s(num_nodes: int) -> float:
+        return (costs.round_s + num_nodes * costs.node_s) / totals[num_nodes]
+
+    sizes = range(1, len(totals) - 1)
+    return token_s(1 + bisect_left(sizes, True, key=lambda n: token_s(n + 1) >= token_s(n)))
 
 
 class TreePolicy:

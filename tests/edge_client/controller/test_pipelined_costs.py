@@ -14,6 +14,7 @@ from outrider.edge_client.controller.cost_model_pipelined import (
     num_in_flight,
     pipelined_break_even_rtt_s,
     pipelined_start_s,
+    pipelined_times,
     pipelined_token_s,
 )
 
@@ -112,15 +113,17 @@ def test_one_alpha_for_all_is_the_same_as_one_for_each() -> None:
     each = pipelined_token_s([0.8] * 5, 3, MODELS, link)
     assert each == pytest.approx(pipelined_token_s(0.8, 3, MODELS, link))
     for n, hit_share in ((1, 0.0), (3, 0.3), (9, 1.0)):
-        each = branching_token_s([0.8] * 5, n, MODELS, link, hit_share=hit_share)
-        assert each == pytest.approx(branching_token_s(0.8, n, MODELS, link, hit_share=hit_share))
+        times = pipelined_times(n, MODELS, link)
+        each = branching_token_s([0.8] * 5, times, hit_share)
+        assert each == pytest.approx(branching_token_s(0.8, times, hit_share))
 
 
 def test_a_bonus_spares_a_period_where_the_next_round_begins_with_a_rejection() -> None:
     link, n, alphas = LinkCosts(rtt_s=0.1), 2, [0.9, 0.8, 0.5, 0.0]
     first_wrong = 0.9 * 0.8 * 0.5  # after one whole round; a second one is never whole
     tokens = 1 + 0.9 + 0.9 * 0.8 + 0.9 * 0.8 * 0.5
-    spared_s = pipelined_token_s(alphas, n, MODELS, link) - branching_token_s(alphas, n, MODELS, link)
+    times = pipelined_times(n, MODELS, link)
+    spared_s = pipelined_token_s(alphas, n, MODELS, link) - branching_token_s(alphas, times)
     assert spared_s == pytest.approx(first_wrong * MODELS.verify_s(n) / tokens)
 
 
@@ -151,7 +154,7 @@ def test_a_text_takes_its_tokens_time_and_once_a_wait_for_its_first_verdict_and_
 ) -> None:
     link = LinkCosts(rtt_s)
     pipelined_s = num_tokens * pipelined_token_s(alpha, n, FAST_DRAFT, link)
-    start_s = pipelined_start_s(alpha, n, FAST_DRAFT, link)
+    start_s = pipelined_start_s(alpha, pipelined_times(n, FAST_DRAFT, link))
     first_s = n * FAST_DRAFT.draft_token_s + rtt_s + FAST_DRAFT.verify_s(n)
     period_s = max(n * FAST_DRAFT.draft_token_s, FAST_DRAFT.verify_s(n))
     once_s = played_text_s(alpha, n, first_s, period_s, num_tokens) - pipelined_s
