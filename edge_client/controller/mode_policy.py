@@ -279,9 +279,12 @@ class _TimeTable:
             alpha = ALPHAS[place]
             length, token_s = self._fastest(mode, alpha)
             times = self._times(length)
-            pipelined = mode is ExecutionMode.PIPELINED
-            start_s = pipelined_start_s(alpha, times) if pipelined else rounds_start_s(alpha, times.first_s)
-            if self._trees is not None and not pipelined:
+            is_pipelined = mode is ExecutionMode.PIPELINED
+            if is_pipelined:
+                start_s = pipelined_start_s(alpha, times)
+            else:
+                start_s = rounds_start_s(alpha, times.first_s)
+            if self._trees is not None and not is_pipelined:
                 tree_s = tree_token_s(alpha, self._trees, DEFAULT_NODES) / self._tree_yield
                 token_s = min(token_s, (1 + SETTINGS.min_tree_gain_share) * tree_s)
             known = self._known[key] = _Pace(token_s, self._ratios[mode] * start_s)
