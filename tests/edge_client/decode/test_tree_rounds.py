@@ -122,6 +122,111 @@ def test_the_end_of_the_context_and_of_the_text_bound_a_tree() -> None:
     check_same_text(BUDGETS[16], Chances(), 4, StopParams(50, stop_token_ids=(9, 4, 11)), accuracy=0.9)
 
 
+@pytest.mark.parametrize("policy", [OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY])
+def test_what_is_kept_of_a_lost_tree_is_its_likeliest_path(policy: OnTimeout) -> None:
+    link = EngineLink(make_backend(), Chances(lose_answer=0.3, outage=0.2), seed=4)
+    result = decode(link, window=1, seed=4, tree=BUDGETS[16], accuracy=1.0, on_timeout=policy)
+    kept = [o for o in result.origins if not o.is_verified]
+    assert kept, "no answer was lost: the test shows nothing"
+    # The draft is always right, so what was kept is the target's text all the same.
+    assert [*PROMPT, *result.token_ids] == reference(SamplingParams(seed=4), STOP)
+
+
+@pytest.mark.parametrize("policy", [OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY])
+def test_kept_tokens_are_judged_again_between_trees(policy: OnTimeout) -> None:
+    for seed in range(6):
+        faults = Chances(lose_answer=0.2, outage=0.1, delay_answer=0.1)
+        run = {"gate": make_gate(GateUse.STOP), "tell": every(4, HARD_TOKEN)} if seed % 2 else {}
+        check_same_text(BUDGETS[4], faults, seed, accuracy=0.7, on_timeout=policy, is_reverified=True, **run)
+
+
+@pytest.mark.parametrize("signals", [HARD_PLACE, HARD_TOKEN], ids=["place", "token"])
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_stop_gate_ends_every_path_of_a_tree_and_the_text_is_the_same_under_every_fault(
+    signals: Signals, window: int
+) -> None:
+    num_ended = 0
+    for seed, faults in enumerate(FAULTS.values(), start=5):
+        link = check_same_text(
+            BUDGETS[16],
+            faults,
+            seed,
+            window=window,
+            accuracy=0.8,
+            second=0.6 if seed % 2 else None,
+            gate=make_gate(GateUse.STOP),
+            tell=every(4, signals),
+        )
+        for request in link.sent:
+            tree = Tree(request.parents or range(-1, len(request.draft_tokens) - 1))
+            start = request.base_position + len(request.committed_tokens)
+            is_hard = [(start + depth) % 4 == 0 for depth in tree.depths]
+            assert not any(is_hard[parent] for parent in tree.parents if parent >= 0), "a path goes on"
+            assert signals is HARD_TOKEN or not any(is_hard), "a node is drafted in doubt"
+            mask = int.from_bytes(request.hard_mask, "little")
+            assert [bool(mask >> node & 1) for node in range(len(tree))] == is_hard
+            num_ended += len(tree) > 0
+    assert num_ended > 20
+
+
+def test_a_gate_that_allows_some_hard_tokens_counts_them_on_each_path_by_itself() -> None:
+    sizes = []
+    for ratio in (0.0, 0.5, 1.0):
+        gate = make_gate(GateUse.STOP, ratio)
+        link = check_same_text(BUDGETS[16], Chances(), 3, accuracy=0.8, gate=gate, tell=every(3, HARD_PLACE))
+        sizes.append(sum(len(request.draft_tokens) for request in link.sent) / len(link.sent))
+    assert sizes[0] < sizes[1] < sizes[2], sizes
+    ungated = check_same_text(BUDGETS[16], Chances(), 3, accuracy=0.8)
+    assert sizes[2] == sum(len(request.draft_tokens) for request in ungated.sent) / len(ungated.sent)
+
+
+def test_log_probabilities_come_once_a_token() -> None:
+    chain = decode(EngineLink(make_backend()), window=1, num_logprobs=2)
+    tree = decode(
+        EngineLink(make_backend()), window=1, num_logprobs=2, tree=BUDGETS[16], accuracy=0.5, second=0.9
+    )
+    assert tree.token_ids == chain.token_ids
+    assert tree.logprobs == chain.logprobs and None not in tree.logprobs
+
+
+class GarbledConnection(EngineConnection):
+    """Verdicts name other nodes, now and then."""
+
+    def receive(self, timeout_s: float) -> SessionResponse | None:
+        reply = super().receive(timeout_s)
+        if isinstance(reply, Verdict) and len(reply.accepted_nodes) > 1 and reply.round_id % 3 == 0:
+            return dataclasses.replace(reply, accepted_nodes=(*reply.accepted_nodes[1:], 99))
+        return reply
+
+
+class Garbled(EngineLink):
+    def connect(self, timeout_s: float) -> EngineConnection:
+        return GarbledConnection(self)
+
+
+def test_nodes_that_are_no_path_of_the_tree_are_a_disagreement_and_the_text_is_right() -> None:
+    link = Garbled(make_backend())
+    result = decode(link, window=1, tree=BUDGETS[16], accuracy=0.7, second=0.9)
+    assert [*PROMPT, *result.token_ids] == reference(SamplingParams(seed=1), STOP)
+    assert result.stats.num_rebuilds > 0
+
+
+def test_a_verifier_without_trees_gets_chains() -> None:
+    backend = make_backend()
+    backend.max_tree_nodes = 0
+    link = EngineLink(backend)
+    result = decode(link, window=1, tree=BUDGETS[16])
+    assert [*PROMPT, *result.token_ids] == reference(SamplingParams(seed=1), STOP)
+    assert all(not each.parents for each in link.sent)
+
+
+def test_a_tree_of_one_leaf_is_no_longer_than_a_chain_may_be() -> None:
+    link = EngineLink(make_backend(), config=ServeConfig(max_draft_tokens=4))
+    result = decode(link, window=1, tree=TreeBudget(16, 16, 1), accuracy=0.9)
+    assert [*PROMPT, *result.token_ids] == reference(SamplingParams(seed=1), STOP)
+    assert max(len(each.draft_tokens) for each in link.sent) == 4
+
+
 def test_what_is_kept_of_a_pipelined_tree_goes_on_from_what_the_bonus_took(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
