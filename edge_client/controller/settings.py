@@ -99,7 +99,7 @@ class ControllerSettings:
     # and of the expectation that the other modes take what the cost model says.
     pipelined_excess_share: float = 0.03
     # The same where a draft and the verification that it overlaps share this machine's processors: the median of what
-    # four pairs of two targets took on two cores (docs/controller.md).
+    # four pairs of three targets took on two cores (docs/controller.md).
     shared_excess_share: float = 0.2
     time_ratio_weight_rounds: float = 8.0
     longest_gap_rounds: float = 4.0  # by hand: between two answers, that a mode takes; a stall is longer
