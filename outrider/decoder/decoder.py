@@ -327,7 +327,8 @@ def _set_up(path: str, config: SpeculativeConfig, device: str | None, stack: Exi
 
         verifier = InProcessVerifier(make_serve_config(config, source, site, folder))
         stack.callback(verifier.close)
-        surroundings, address = Surroundings(create_link=verifier.create_link), ADDRESS
+        surroundings = Surroundings(create_link=verifier.create_link, is_beside=lambda config: True)
+        address = ADDRESS
     draft = make_draft(config, source, site, folder / "draft")
     client = make_client_config(config, source, site, draft, address)
     connection = Connection(client, None, surroundings=surroundings)

@@ -67,6 +67,15 @@ def test_the_best_tree_grows_with_the_round_and_shrinks_with_what_a_node_takes()
     assert tree_token_s(0.8, near, 64) < tree_token_s(0.8, slow, 64)
 
 
+@pytest.mark.parametrize("alpha", [0.05, 0.4, 0.8, 0.95])
+@pytest.mark.parametrize("node_s", [1e-6, 1e-4, 0.003, 0.02])
+@pytest.mark.parametrize("max_nodes", [1, 2, 16, 64])
+def test_the_fastest_tree_is_found_among_all_sizes(alpha: float, node_s: float, max_nodes: int) -> None:
+    costs, totals = TreeCosts(round_s=0.02, node_s=node_s), tree_tokens([alpha], max_nodes)
+    times = [(costs.round_s + n * costs.node_s) / totals[n] for n in range(1, max_nodes + 1)]
+    assert tree_token_s(alpha, costs, max_nodes) == pytest.approx(min(times))
+
+
 def observed(rtt_ms: float, row_ms: float, num_rounds: int = 8) -> Conditions:
     """After rounds of chains of several lengths, 7 in 9 accepted."""
     conditions = Conditions()
