@@ -24,17 +24,17 @@ class Conditions:
     """Holds the estimates as of the last observed round."""
 
     def __init__(
-        self, branch_hit_share: float = 0.0, *, is_copied: bool = False, is_beside: bool = False
+        self, branch_hit_share: float = 0.0, *, is_copied: bool = False, is_local: bool = False
     ) -> None:
         """`branch_hit_share` of rejections is expected to be anticipated by a speculative branch, before any
-        was observed. `is_copied`: the draft has no model. `is_beside`: the verifier runs on this machine."""
+        was observed. `is_copied`: the draft has no model. `is_local`: the verifier runs on this machine."""
         weight = SETTINGS.branch_prior_weight_rejections
         self._num_rejections, self._num_hits = weight, weight * branch_hit_share
         self.costs = RoundCosts()
         self.acceptance = AcceptanceEstimator(is_copied)
         self.window = 1  # rounds that may be in flight now
         weight, excess = SETTINGS.time_ratio_weight_rounds, SETTINGS.pipelined_excess_share
-        if is_beside and not is_copied:
+        if is_local and not is_copied:
             excess = SETTINGS.shared_excess_share
         self._times = {
             ExecutionMode.SPECULATIVE: TimeRatio(1.0, weight),

@@ -56,7 +56,7 @@ def create_link(config: RunConfig, session_id: bytes) -> GrpcLink:
     return GrpcLink(config.verifier, session_id, config.connection.transport, security)
 
 
-def is_beside(config: RunConfig) -> bool:
+def is_local(config: RunConfig) -> bool:
     """Returns whether the verifier is reached by this machine's own address, and so shares its processors."""
     return parse_target(config.verifier).is_loopback
 
@@ -72,7 +72,7 @@ class Surroundings:
     threads: Threads = SYSTEM_THREADS
     create_link: Callable[[RunConfig, bytes], VerifierLink] = create_link
     new_session_id: Callable[[], bytes] = new_session_id
-    is_beside: Callable[[RunConfig], bool] = is_beside
+    is_local: Callable[[RunConfig], bool] = is_local
 
 
 @dataclass(slots=True)
@@ -113,7 +113,7 @@ class Edge:
         conditions = Conditions(
             SETTINGS.branch_prior_hit_share if config.pipelining.guesses == "auto" else 0.0,
             is_copied=config.draft.strategy in WITHOUT_MODEL,
-            is_beside=self.surroundings.is_beside(config),
+            is_local=self.surroundings.is_local(config),
         )
         window = make_window(config, conditions)
         renew_decode = partial(self.tokenizer.decoder, prompt_ids, config.stop.show_special_tokens)

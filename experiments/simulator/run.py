@@ -126,7 +126,7 @@ class _Stage:
             virtual_threads(world),
             self.network.create_link,
             lambda: chance.randbytes(16),
-            is_beside=lambda config: False,  # nothing is computed on shared processors here
+            is_local=lambda config: False,  # nothing is computed on shared processors here
         )
 
     def build(self) -> None:

@@ -327,7 +327,7 @@ def _set_up(path: str, config: SpeculativeConfig, device: str | None, stack: Exi
 
         verifier = InProcessVerifier(make_serve_config(config, source, site, folder))
         stack.callback(verifier.close)
-        surroundings = Surroundings(create_link=verifier.create_link, is_beside=lambda config: True)
+        surroundings = Surroundings(create_link=verifier.create_link, is_local=lambda config: True)
         address = ADDRESS
     draft = make_draft(config, source, site, folder / "draft")
     client = make_client_config(config, source, site, draft, address)

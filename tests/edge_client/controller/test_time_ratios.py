@@ -14,7 +14,7 @@ from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.time_ratio import TimeRatio
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
-from outrider.edge_client.session.factory import is_beside
+from outrider.edge_client.session.factory import is_local
 
 ROUND = RoundRecord(
     1, 6, 5, draft_ms=6.0, edge_ms=0.0, rtt_ms=50.0, net_ms=20.0, forward_ms=30.0, verifier_ms=30.0
@@ -141,8 +141,8 @@ def test_beside_its_verifier_a_draft_with_a_model_is_expected_to_slow_what_it_ov
     is_copied: bool,
 ) -> None:
     found = [
-        Conditions(is_copied=is_copied, is_beside=is_beside).time_ratios[ExecutionMode.PIPELINED]
-        for is_beside in (False, True)
+        Conditions(is_copied=is_copied, is_local=is_local).time_ratios[ExecutionMode.PIPELINED]
+        for is_local in (False, True)
     ]
     usual, shared = 1 + SETTINGS.pipelined_excess_share, 1 + SETTINGS.shared_excess_share
     assert found == [usual, usual if is_copied else shared]
@@ -152,4 +152,4 @@ def test_beside_its_verifier_a_draft_with_a_model_is_expected_to_slow_what_it_ov
 def test_an_edge_knows_by_the_address_whether_its_verifier_shares_its_processors(
     address: str, is_shared: bool
 ) -> None:
-    assert is_beside(RunConfig(verifier=address)) == is_shared
+    assert is_local(RunConfig(verifier=address)) == is_shared

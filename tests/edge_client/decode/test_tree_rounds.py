@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from itertools import product
 from typing import Any
 
 import pytest
@@ -227,8 +226,9 @@ def test_a_tree_of_one_leaf_is_no_longer_than_a_chain_may_be() -> None:
     assert max(len(each.draft_tokens) for each in link.sent) == 4
 
 
+@pytest.mark.parametrize("policy, accuracy", [(OnTimeout.FIRST_TOKEN, 0.9), (OnTimeout.EDGE_ONLY, 0.8)])
 def test_what_is_kept_of_a_pipelined_tree_goes_on_from_what_the_bonus_took(
-    monkeypatch: pytest.MonkeyPatch,
+    policy: OnTimeout, accuracy: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_others = 0
 
@@ -242,10 +242,10 @@ def test_what_is_kept_of_a_pipelined_tree_goes_on_from_what_the_bonus_took(
 
     original = RoundPipeline.time_out
     monkeypatch.setattr(RoundPipeline, "time_out", time_out)
-    for seed, policy in product(range(12), (OnTimeout.FIRST_TOKEN, OnTimeout.EDGE_ONLY)):
+    for seed in range(12):
         link = EngineLink(make_backend(), Chances(lose_answer=0.3), seed=seed)
         tree = TreeBudget(16, 2, 3)
-        decode(link, window=3, seed=seed, tree=tree, accuracy=0.9, second=0.9, on_timeout=policy)
+        decode(link, window=3, seed=seed, tree=tree, accuracy=accuracy, second=0.9, on_timeout=policy)
     assert num_others, "no bonus took another child"
 
 
