@@ -210,13 +210,15 @@ def test_on_a_cpu_a_row_has_the_same_bits_alone_among_others_and_by_many_threads
         assert torch.equal(attend(1, (7, 9), (first, stop), (200, 231))[2:-31], whole[first:stop]), first
 
 
-def test_what_is_no_number_stays_so_on_a_cpu() -> None:
-    """A key that is none has no weight that is one: the other rows of the sequence, before it, have theirs."""
+@pytest.mark.parametrize("what", ["key", "value"])
+def test_what_is_no_number_stays_so_on_a_cpu(what: str) -> None:
+    """The rows that see a NaN are NaN; those of the sequence before it are as they were."""
     sequences = pack([(4, 20), (1, 9)], is_scattered=True)
     query, keys, values = tensors(sequences, 4, 2)
     rule, planner = AttentionRule(0.3), HostPlanner(BLOCK_SIZE, 1)
     expected = attended(planner, sequences, query, keys, values, rule)
-    keys[sequences[0].block_ids[18 // BLOCK_SIZE], 18 % BLOCK_SIZE] = float("nan")
+    pool = keys if what == "key" else values
+    pool[sequences[0].block_ids[18 // BLOCK_SIZE], 18 % BLOCK_SIZE] = float("nan")
     found = attended(planner, sequences, query, keys, values, rule)
     assert found[2:4].isnan().all() and torch.equal(found[[0, 1, 4]], expected[[0, 1, 4]])
 

@@ -1,0 +1,161 @@
+"""A few rows times some columns of a matrix, whose sums stay in registers, and matrices turned over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from outrider.kernels.host.compiler import jit
+
+TILE = 6  # rows that share what is read of a panel: their sums are in 12 of AVX2's 16 registers
+PANEL = 16  # columns
+MOST_PANELS = 4  # of one row, whose sums of a single panel would wait for one another
+_LANES = 8  # of a register
+_INDEX, _VECTOR = ir.IntType(64), ir.VectorType(ir.FloatType(), _LANES)
+_PLACES = ir.VectorType(ir.IntType(32), _LANES)
+# The first halves of two registers, and the last, by turns.
+_INTERLEAVED = [
+    ir.Constant(_PLACES, [first + i // 2 + i % 2 * _LANES for i in range(_LANES)])
+    for first in (0, _LANES // 2)
+]
+
+
+@jit()
+def add_product(rows: Any, matrix: Any, sums: Any) -> None:
+    """Adds rows [n, in] · matrix [in, out] to sums [n, out], input after input; n is at most `TILE`, `in` at least 1.
+
+    `out` is a multiple of `PANEL`. All are float32, and each may be part of something wider. A product and its addition
+    are rounded once where the processor can (FMA).
+    """
+    width = max(1, MOST_PANELS // rows.shape[0]) * PANEL
+    for left in range(0, matrix.shape[1], width):
+        _add_tile(rows, matrix[:, left : left + width], sums[:, left:])
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _add_tile(_: Any, rows: Any, matrix: Any, sums: Any) -> Any:
+    """Adds a product of at most `MOST_PANELS` panels, with two rows or more so many as these have in all.
+
+    For each number of rows and panels there is a loop whose sums stay in registers; numba's arrays would not.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        arrays = _arrays(context, builder, signature, values)
+        num_rows = builder.extract_value(arrays[0].shape, 0)
+        num_panels = builder.sdiv(builder.extract_value(arrays[1].shape, 1), _INDEX(PANEL))
+        done = builder.append_basic_block("done")
+        choice = builder.switch(builder.add(builder.mul(num_rows, _INDEX(MOST_PANELS)), num_panels), done)
+        for rows_ in range(1, TILE + 1):
+            for panels in range(1, max(1, MOST_PANELS // rows_) + 1):
+                block = builder.append_basic_block(f"rows_{rows_}_panels_{panels}")
+                choice.add_case(_INDEX(rows_ * MOST_PANELS + panels), block)
+                builder.position_at_end(block)
+                _add_loop(builder, arrays, rows_, panels * PANEL)
+                builder.branch(done)
+        builder.position_at_end(done)
+        return context.get_dummy_value()
+
+    return types.void(rows, matrix, sums), generate
+
+
+def _add_loop(builder: Any, arrays: Any, num_rows: int, num_columns: int) -> None:
+    """Adds the loop over inputs for so many rows and columns."""
+    rows, matrix, sums = arrays
+    columns = range(0, num_columns, _LANES)
+    inputs = [_place(builder, rows, _INDEX(row), _INDEX(0)) for row in range(num_rows)]
+    places = [
+        _vector(builder, _place(builder, sums, _INDEX(row), _INDEX(column)))
+        for row in range(num_rows)
+        for column in columns
+    ]
+    multiply_and_add = cgutils.get_or_insert_function(
+        builder.module, ir.FunctionType(_VECTOR, [_VECTOR] * 3), f"llvm.fmuladd.v{_LANES}f32"
+    )
+    first = [builder.load(place, align=4) for place in places]
+    begin, loop, end = builder.block, builder.append_basic_block("input"), builder.append_basic_block("sums")
+    builder.branch(loop)
+
+    builder.position_at_end(loop)
+    i = builder.phi(_INDEX)
+    i.add_incoming(_INDEX(0), begin)
+    before = [builder.phi(_VECTOR) for _ in places]
+    factors = [
+        builder.load(_vector(builder, _place(builder, matrix, i, _INDEX(column))), align=4)
+        for column in columns
+    ]
+    repeated = [_repeated(builder, builder.load(builder.gep(mine, [i]))) for mine in inputs]
+    pairs = [(x, factor) for x in repeated for factor in factors]
+    after = [
+        builder.call(multiply_and_add, [*pair, total]) for pair, total in zip(pairs, before, strict=True)
+    ]
+    following = builder.add(i, _INDEX(1))
+    i.add_incoming(following, loop)
+    for old, start, new in zip(before, first, after, strict=True):
+        old.add_incoming(start, begin)
+        old.add_incoming(new, loop)
+    is_more = builder.icmp_signed("<", following, builder.extract_value(rows.shape, 1))
+    builder.cbranch(is_more, loop, end)
+
+    builder.position_at_end(end)
+    for place, new in zip(places, after, strict=True):
+        builder.store(new, place, align=4)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def turn(_: Any, matrix: Any, out: Any) -> Any:
+    """Writes a matrix [m, n] to out [n, m]: float32, both numbers multiples of 8."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        source, target = _arrays(context, builder, signature, values)
+        num_rows, num_columns = (builder.extract_value(source.shape, axis) for axis in (0, 1))
+        zero, step = _INDEX(0), _INDEX(_LANES)
+        with (
+            cgutils.for_range_slice(builder, zero, num_rows, step, _INDEX) as (row, _),
+            cgutils.for_range_slice(builder, zero, num_columns, step, _INDEX) as (column, _),
+        ):
+            block = [
+                builder.load(
+                    _vector(builder, _place(builder, source, builder.add(row, _INDEX(i)), column)), align=4
+                )
+                for i in range(_LANES)
+            ]
+            half = _LANES // 2
+            for _ in range(half.bit_length()):
+                block = [
+                    builder.shuffle_vector(block[i], block[i + half], places)
+                    for i in range(half)
+                    for places in _INTERLEAVED
+                ]
+            for i, vector in enumerate(block):
+                place = _place(builder, target, builder.add(column, _INDEX(i)), row)
+                builder.store(vector, _vector(builder, place), align=4)
+        return context.get_dummy_value()
+
+    return types.void(matrix, out), generate
+
+
+def _arrays(context: Any, builder: Any, signature: Any, values: Any) -> list[Any]:
+    return [
+        context.make_array(kind)(context, builder, value)
+        for kind, value in zip(signature.args, values, strict=True)
+    ]
+
+
+def _place(builder: Any, matrix: Any, row: Any, column: Any) -> Any:
+    """Returns where matrix[row, column] lies."""
+    width = builder.sdiv(builder.extract_value(matrix.strides, 0), _INDEX(4))
+    return builder.gep(matrix.data, [builder.add(builder.mul(row, width), column)])
+
+
+def _vector(builder: Any, place: Any) -> Any:
+    return builder.bitcast(place, _VECTOR.as_pointer())
+
+
+def _repeated(builder: Any, number: Any) -> Any:
+    undefined = ir.Constant(_VECTOR, ir.Undefined)
+    one = builder.insert_element(undefined, number, ir.IntType(32)(0))
+    return builder.shuffle_vector(one, undefined, ir.Constant(_PLACES, None))
