@@ -36,7 +36,7 @@ while you type:
   arrow keys bring back what you typed; --history FILE keeps it for the next time; without, nothing is
 
 Accepted drafts are green, the target's corrections yellow, unverified tokens red and underlined;
-NO_COLOR=1 turns colours off.
+NO_COLOR=1 turns colours off. Lines from a pipe are all answered; the exit status is that of the first that failed.
 Flags from --verifier on are also keys of --config FILE and variables OUTRIDER_EDGE_<KEY>."""
 
 
@@ -70,10 +70,10 @@ def main(namespace: argparse.Namespace) -> int:
         conversation = Conversation(edge, template, namespace.system)
         # NO_COLOR is no setting of ours but a convention of terminals (no-color.org).
         has_colour = not os.environ.get("NO_COLOR")
-        Repl(conversation, sys.stdin, sys.stdout, has_colour=has_colour, history=namespace.history).run()
+        repl = Repl(conversation, sys.stdin, sys.stdout, has_colour=has_colour, history=namespace.history)
+        return repl.run()
     finally:
         edge.close()
-    return 0
 
 
 def _load_template(config: RunConfig) -> ChatTemplate | None:

@@ -49,14 +49,19 @@ class Repl:
         self._is_terminal = words.isatty() and out.isatty()
         self._last: SessionResult | None = None
         self._has_noted_slow_draft = False
+        self._status = 0
 
-    def run(self) -> None:
-        """Returns when the user leaves. Raises `UsageError` for a history file that cannot be used."""
+    def run(self) -> int:
+        """Returns the exit status when the user leaves: 0 on a terminal, else that of the first line that failed.
+
+        Raises `UsageError` for a history file that cannot be used.
+        """
         if not self._is_terminal:
             self._converse()
-            return
+            return self._status
         with _editable_lines(self._history):
             self._converse()
+        return 0
 
     def _converse(self) -> None:
         self._remark(_WELCOME if self._conversation.has_template else _NO_TEMPLATE)
@@ -71,6 +76,7 @@ class Repl:
                     self._answer(message)
             except OutriderError as error:
                 print(f"edge-client: {one_line(str(error))}", file=sys.stderr)
+                self._status = self._status or error.exit_code
 
     # --------------------------------------------------------------------------------------- input
 

@@ -1,7 +1,7 @@
 """Paged attention on a CPU, in float32, by our own kernel (`outrider.kernels.host.attention`).
 
-Importing this module needs numba. A row's bits follow from its own tokens alone. Nothing is padded, so that attention of
-eight rows takes less than padded calls of the library; prefill of a long context takes longer.
+Importing this module needs numba. A row's bits follow from its own tokens alone. Nothing is padded, so that attention
+of eight rows takes less than padded calls of the library; prefill of a long context takes longer.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from outrider.common.errors import LinkError, UsageError
 from outrider.edge_client.ui import repl
 from outrider.edge_client.ui.conversation import Conversation
 from outrider.edge_client.ui.repl import Repl
@@ -56,3 +57,27 @@ def test_system_without_a_text_says_what_it_is_and_keeps_the_conversation(
         ["a", "system", "message"],
     ]
     assert known.system == "" and printed[2].startswith("there is no system message")
+
+
+def test_lines_of_a_pipe_are_all_answered_and_the_status_is_that_of_the_first_that_failed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failures = {"two": LinkError("no verifier"), "three": UsageError("no such mode")}
+    answered = list[str]()
+
+    def answer(_: Repl, message: str) -> None:
+        answered.append(message)
+        if message in failures:
+            raise failures[message]
+
+    monkeypatch.setattr(repl.Repl, "_answer", answer)
+    conversation = cast(Conversation, SimpleNamespace(has_template=True))
+
+    def status(words: str) -> int:
+        return Repl(conversation, io.StringIO(words), io.StringIO()).run()
+
+    assert status("one\nfour\n") == 0
+    assert status("one\ntwo\nthree\nfour\n") == LinkError.exit_code != UsageError.exit_code
+    assert status("/nothing\n") == UsageError.exit_code
+    assert answered == ["one", "four", "one", "two", "three", "four"]
+    assert "no verifier" in capsys.readouterr().err
