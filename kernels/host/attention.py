@@ -11,8 +11,8 @@ from outrider.kernels.host.compiler import jit
 from outrider.kernels.host.exp import fill_exps, max_or_nan, sum_up
 from outrider.kernels.host.tiles import PANEL, TILE, add_product, turn
 
-_QUERIES = 96  # of a KV head that share what is copied to panels: a row has one for each of the head's groups
-_CHUNK = 64  # tokens whose keys or values are in panels at a time
+_QUERIES = 96  # that share a copy of keys or values: of each row those of all heads with the same KV head
+_CHUNK = 64  # tokens whose keys or values are copied at a time
 _TENSOR = types.float32[:, :, ::1]
 _NUMBERS = types.int64[::1]
 
@@ -131,11 +131,11 @@ def attend_rows(
     turned = np.empty((width, _CHUNK), np.float32)
     for number in range(sequences.shape[0]):
         first_row, num_rows, num_tokens, first_slot = sequences[number]
-        for above in range(0, num_rows, rows_at_once):
-            first = first_row + above
-            num_queries = min(rows_at_once, num_rows - above) * num_groups
+        for row in range(0, num_rows, rows_at_once):
+            first = first_row + row
+            num_queries = min(rows_at_once, num_rows - row) * num_groups
             for query in range(num_queries):
-                stops[query] = num_tokens - num_rows + above + query // num_groups + 1
+                stops[query] = num_tokens - num_rows + row + query // num_groups + 1
             last_stop = stops[num_queries - 1]
             begin = _first_seen(stops[0], window)
             places = slots[first_slot : first_slot + last_stop]

@@ -38,7 +38,7 @@ def add_product(rows: Any, matrix: Any, sums: Any) -> None:
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _add_tile(_: Any, rows: Any, matrix: Any, sums: Any) -> Any:
-    """Adds a product of at most `MOST_PANELS` panels, with two rows or more so many as these have in all.
+    """Adds the product with at most `MOST_PANELS` panels for one row, half as many for two and one for more.
 
     For each number of rows and panels there is a loop whose sums stay in registers; numba's arrays would not.
     """
