@@ -130,7 +130,12 @@ def test_with_a_template_an_answer_has_no_limit_of_tokens_unless_one_is_given(
     template_file: Path, draft_without_template: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits: list[int | None] = []
-    monkeypatch.setattr(Repl, "run", lambda repl: limits.append(repl._conversation.config.max_new_tokens))
+
+    def run(repl: Repl) -> int:
+        limits.append(repl._conversation.config.max_new_tokens)
+        return 0
+
+    monkeypatch.setattr(Repl, "run", run)
     has_template, has_none = ("--chat-template", str(template_file)), ("--draft", str(draft_without_template))
     for flags in (has_template, (*has_template, "--max-new-tokens", "300"), has_none):
         assert main(["chat", *flags]) == 0
