@@ -16,6 +16,7 @@ that a sequence is usually one run of slots: attention on a CPU then views the p
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -229,7 +230,7 @@ class BlockManager:
 
     def check_integrity(self) -> None:
         """Raises AssertionError unless counts, lengths and free blocks all agree."""
-        holders = [0] * self.num_blocks
+        holders: Counter[int] = Counter()
         for table in self._tables:
             expected = -(-(table.length + table.num_reserved) // self.block_size)
             assert len(table.block_ids) == expected, "a table holds too few or too many blocks"
@@ -237,17 +238,19 @@ class BlockManager:
             pairs = zip(table.block_ids, table.block_ids[1:], strict=False)
             breaks = (i for i, (a, b) in enumerate(pairs, 1) if b != a + 1)
             assert table.num_leading == next(breaks, len(table.block_ids)), "num_leading is wrong"
-            for block_id in table.block_ids:
-                holders[block_id] += 1
-        assert holders == self._ref_counts, "reference counts differ from the tables"
+            holders.update(table.block_ids)
+        # Most blocks are empty: they are counted, not looked at one by one.
+        assert all(self._ref_counts[block_id] == count for block_id, count in holders.items()) and (
+            self._ref_counts.count(0) == self.num_blocks - len(holders)
+        ), "reference counts differ from the tables"
         self._prefixes.check_integrity()
         idle = self._prefixes.idle_blocks
-        assert not any(holders[block_id] for block_id in idle), "a block is idle and held"
-        for block_id in range(self.num_blocks):
-            is_registered = block_id in self._prefixes
-            assert not is_registered or holders[block_id] or block_id in idle, "a registered block is empty"
-            is_taken = holders[block_id] > 0 or block_id in idle
-            assert is_taken == bool(self._is_taken[block_id]), "a block is taken and empty"
+        assert not idle & holders.keys(), "a block is idle and held"
+        taken = idle | holders.keys()
+        assert self._prefixes.registered_blocks <= taken, "a registered block is empty"
+        assert all(self._is_taken[block_id] for block_id in taken) and (
+            self._is_taken.count(1) == len(taken)
+        ), "a block is taken and empty"
         assert self._num_empty == self._is_taken.count(0), "the number of empty blocks is wrong"
 
     # ------------------------------------------------------------------------------ one block

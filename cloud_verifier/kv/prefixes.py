@@ -41,6 +41,11 @@ class PrefixIndex:
         return len(self._idle)
 
     @property
+    def registered_blocks(self) -> frozenset[int]:
+        """Returns the blocks whose tokens can be found, held or idle."""
+        return frozenset(self._nodes)
+
+    @property
     def idle_blocks(self) -> frozenset[int]:
         """Returns the registered blocks held by no table."""
         return frozenset(self._idle)

@@ -33,11 +33,12 @@ EDGE, CLOUD = "outrider.edge_client.commands.cli", "outrider.cloud_verifier.serv
     [
         (EDGE, "onnxruntime", "run hello", "drafting needs onnxruntime", "edge"),
         (EDGE, "tokenizers", "run hello", "run needs tokenizers", "edge"),
-        (EDGE, "tokenizers", "chat", "chat needs tokenizers", "edge"),
-        (EDGE, "tokenizers", "doctor", "doctor needs tokenizers", "edge"),
-        (
+        pytest.param(EDGE, "tokenizers", "chat", "chat needs tokenizers", "edge", marks=pytest.mark.slow),
+        pytest.param(EDGE, "tokenizers", "doctor", "doctor needs tokenizers", "edge", marks=pytest.mark.slow),
+        pytest.param(
             *(EDGE, "tokenizers", "calibrate --out {tmp}/gate.yaml"),
             *("calibrate needs tokenizers", "edge"),
+            marks=pytest.mark.slow,
         ),
         (EDGE, "shtab", "completion bash", "completion needs shtab", "edge"),
         (EDGE, "rich", "run --live hello", "--live needs rich", "live"),

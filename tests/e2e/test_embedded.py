@@ -80,11 +80,9 @@ def check(
 def test_speculative_is_cloud_only_on_the_embedded_pair(
     verifier: VerifierProcess, drafts: dict[str, DraftModel], note: Note
 ) -> None:
-    cases = [(t, d, i) for i, (t, d) in enumerate(itertools.product((0.0, 0.7, 1.0), (1, 4, 8)))] + [
-        (t, 4, 20 + i) for i, t in enumerate((0.0, 0.7, 1.0, 0.7, 1.0))
-    ]
+    cases = [(t, d, i) for i, (t, d) in enumerate(itertools.product((0.0, 0.7, 1.0), (1, 4, 8)))]
     num_runs, ledger = check(verifier.address, drafts, cases, num_new=32)
-    assert num_runs >= 40
+    assert num_runs == 27
     note(f"embedded pair: {num_runs} runs, {ledger.check()}")
 
 

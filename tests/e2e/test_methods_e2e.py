@@ -7,6 +7,7 @@ from typing import Any
 
 import grpc
 import pytest
+from support.matrices import one_of
 from support.notes import Note
 from support.processes.decoding import HostileDraft, Oracle, TieLedger, assert_same_text, decode
 from support.processes.faults import Faults, FaultyConnection, FaultyLink
@@ -102,35 +103,31 @@ def test_at_temperature_0_every_method_writes_what_cloud_only_writes(
     ledger.check()
 
 
-@METHODS
+@pytest.mark.parametrize(
+    ("method", "drafting"), one_of(3, list(Method), [("own", 1), ("own", 4), ("random", 8)])
+)
 def test_a_text_is_whole_and_a_function_of_its_seed(
-    tiny_verifier: VerifierProcess, own_draft: DraftModel, random_draft: DraftModel, method: Method
+    tiny_verifier: VerifierProcess,
+    own_draft: DraftModel,
+    random_draft: DraftModel,
+    method: Method,
+    drafting: tuple[str, int],
 ) -> None:
     """Whatever draws a method makes are keyed: the transport and another run change nothing."""
-    for draft, depth in ((own_draft, 1), (own_draft, 4), (random_draft, 8)):
-        sampling = SamplingParams(temperature=0.9, seed=depth, top_p=0.95)
-        texts = []
-        for transport in ("stream", "unary"):
-            result = decode(
-                tiny_verifier.address,
-                make_prompt(depth),
-                sampling,
-                draft=draft,
-                num_new=NUM_NEW,
-                depth=depth,
-                transport=transport,
-                method=method,
-            )
-            check_whole(result, NUM_NEW)
-            texts.append((result.token_ids, result.origins))
-        assert texts[0] == texts[1]
-        if draft is own_draft:
-            assert Origin.ACCEPTED in texts[0][1]
-        other = SamplingParams(temperature=0.9, seed=depth + 100, top_p=0.95)
-        again = decode(
-            tiny_verifier.address, make_prompt(depth), other, draft=draft, num_new=NUM_NEW, method=method
-        )
-        assert again.token_ids != texts[0][0]
+    name, depth = drafting
+    draft = own_draft if name == "own" else random_draft
+
+    def write(seed: int, **told: Any) -> SessionResult:
+        sampling = SamplingParams(temperature=0.9, seed=seed, top_p=0.95)
+        told |= {"draft": draft, "num_new": NUM_NEW, "method": method}
+        result = decode(tiny_verifier.address, make_prompt(depth), sampling, **told)
+        check_whole(result, NUM_NEW)
+        return result
+
+    stream, unary = (write(depth, depth=depth, transport=transport) for transport in ("stream", "unary"))
+    assert (stream.token_ids, stream.origins) == (unary.token_ids, unary.origins)
+    assert Origin.ACCEPTED in stream.origins or draft is random_draft
+    assert write(depth + 100).token_ids != stream.token_ids
 
 
 @METHODS
@@ -188,7 +185,7 @@ def _decode_with(
     return result
 
 
-@METHODS
+@FEW_METHODS
 def test_a_stop_token_ends_the_text_wherever_it_falls(
     tiny_verifier: VerifierProcess, own_draft: DraftModel, method: Method
 ) -> None:
@@ -233,11 +230,7 @@ def test_logprobs_come_with_every_token_but_a_chosen_one(
 
 @pytest.mark.parametrize(
     ("method", "transport"),
-    [
-        pytest.param(method, transport, marks=[] if (number + turn) % 2 else [pytest.mark.slow])
-        for number, method in enumerate(Method)
-        for turn, transport in enumerate(("stream", "unary"))
-    ],
+    one_of(2, list(Method), ["stream", "unary"]),
 )
 def test_under_wait_faults_on_the_link_leave_no_trace(
     tiny_verifier: VerifierProcess, random_draft: DraftModel, method: Method, transport: str
@@ -403,15 +396,17 @@ def test_under_first_token_lost_rounds_are_bridged_and_aligned_again(
 
 
 @METHODS
+@pytest.mark.parametrize("num_prompts", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_embedded_pair_writes_whole_texts_within_100_bytes_a_drafted_token(
     embedded: VerifierProcess,
     embedded_draft: DraftModel,
+    num_prompts: int,
     method: Method,
     note: Note,
 ) -> None:
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     results = []
-    for seed, prompt in enumerate(load_prompts(limit=3)):
+    for seed, prompt in enumerate(load_prompts(limit=num_prompts)):
         faults = Faults()
         result = decode(
             embedded.address,

@@ -19,6 +19,7 @@ from support.exact.enumeration import max_error, target_law, total_variation, wr
 from support.exact.planted import Mistake, PlantedMethod, RedrawnCoupling
 from support.exact.trees import BiasedSibling, BiasedTree, SameDraft, SameRemainder
 from support.exact.worlds import KINDS, TOTAL_WEIGHT, VOCAB, make_world
+from support.matrices import one_of
 
 from outrider.cloud_verifier.verification.methods import sparse
 from outrider.cloud_verifier.verification.methods.registry import create_method
@@ -69,8 +70,7 @@ def show(note):
 TREES = {"fork": (-1, -1), "branches": (-1, 0, -1, 2), "late": (-1, 0, 0), "wide": (-1, 0, 0, -1, 3, -1)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("parents", TREES.values(), ids=TREES)
+@pytest.mark.parametrize(("parents", "kind"), one_of(2, TREES.values(), KINDS), ids=str)
 def test_coupled_trees_write_the_targets_distribution(parents, kind):
     """Over two rounds at least: one commits at most three of the four tokens."""
     check_exact(Method.COUPLED, make_world(kind), rules_of(Method.COUPLED, parents=parents))
@@ -165,8 +165,7 @@ def test_one_coin_for_all_siblings_is_caught(show):
     assert biases[-1] > LEAST_BIAS
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("method", EXACT)
+@pytest.mark.parametrize(("method", "kind"), one_of(2, EXACT, KINDS))
 def test_an_exact_method_writes_the_targets_distribution(method, kind):
     check_exact(method, make_world(kind), rules_of(method))
 
@@ -192,11 +191,13 @@ def test_texts_that_end_with_a_stop_id_are_the_targets_too(method):
         check_exact(method, make_world(kind, 3), rules)
 
 
-def test_any_number_of_candidates_is_exact():
-    for num_candidates, num_draft_tokens in ((2, 3), (3, 1), (4, 1)):
-        params = MethodParams(num_candidates=num_candidates)
-        rules = Rules(method_params=params, num_draft_tokens=num_draft_tokens, num_tokens=3)
-        check_exact(Method.CANDIDATES, make_world("truncated", 4), rules)
+@pytest.mark.parametrize(
+    ("num_candidates", "num_draft_tokens"), [(2, 3), (3, 1), pytest.param(4, 1, marks=pytest.mark.slow)]
+)
+def test_any_number_of_candidates_is_exact(num_candidates, num_draft_tokens):
+    params = MethodParams(num_candidates=num_candidates)
+    rules = Rules(method_params=params, num_draft_tokens=num_draft_tokens, num_tokens=3)
+    check_exact(Method.CANDIDATES, make_world("truncated", 4), rules)
 
 
 @pytest.mark.slow
@@ -311,8 +312,7 @@ def test_a_gate_that_drops_the_token_it_saw_is_detected(kind, size, show):
     show("sparse: an NLL gate that drops the sampled token", kind, biases)
 
 
-@pytest.mark.parametrize("method", [Method.SPARSE, Method.CANDIDATES, Method.BLOCK])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("method", "kind"), one_of(2, EXACT[1:], KINDS))
 def test_a_draft_that_a_grammar_cuts_leaves_the_targets_distribution(method, kind):
     """Where it is cut depends on the very tokens that are judged, to which `coupled` alone is indifferent."""
     for num_tokens in (3, 4):

@@ -27,6 +27,7 @@ LEAST_EXPECTED = 5  # of a bin; the tail below it is one bin
 
 TABLES = make_tables(12, seed=3)
 SAMPLING = SamplingParams(temperature=0.9)
+PENALISED_TABLES = make_tables(8, seed=4)
 PENALISED = SamplingParams(
     temperature=0.8,
     top_k=9,
@@ -71,6 +72,7 @@ def next_probs(tables, sampling, text):
     return target_probs(tables, sampling, text)
 
 
+@functools.cache
 def late_law(tables, sampling):
     """P(tokens 3–5): [vocab, vocab, vocab], summed over the first two."""
     laws = {(): 1.0}
@@ -166,7 +168,7 @@ def test_two_hundred_thousand_texts_have_the_targets_distribution(method, show):
 
 @pytest.mark.parametrize("method", EXACT)
 def test_with_every_sampling_parameter_texts_have_the_processed_targets_distribution(method, show):
-    tables = make_tables(8, seed=4)
+    tables = PENALISED_TABLES
     tally = check(method, show, tables=tables, sampling=PENALISED, count=NUM_TEXTS // 5)
     for name in (
         "repetition_penalty",
@@ -231,8 +233,8 @@ def test_texts_of_sparse_trees_have_the_targets_distribution(show):
 
 
 def test_sparse_trees_with_every_sampling_parameter_have_the_processed_targets_distribution(show):
-    tables = make_tables(8, seed=4)
-    check(Method.SPARSE, show, tables=tables, sampling=PENALISED, tree=TREE, count=NUM_TEXTS // 5)
+    model = {"tables": PENALISED_TABLES, "sampling": PENALISED}
+    check(Method.SPARSE, show, tree=TREE, count=NUM_TEXTS // 5, **model)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from support.exact import enumeration
 from support.exact.branching import LazyDraft, Rules
 from support.exact.enumeration import max_error, target_law, total_variation, written_law
 from support.exact.worlds import make_world
+from support.matrices import one_of
 
 from outrider.cloud_verifier.verification.methods.registry import create_method
 from outrider.common.types import Method, MethodParams, Signals, Support
@@ -86,8 +87,7 @@ def written(method: Method, settings: GateSettings, is_pipelined: bool = False) 
     return max_error(law, target_law(world, rules)), set(ends)
 
 
-@pytest.mark.parametrize("name", GATES)
-@pytest.mark.parametrize("method", METHODS, ids=str)
+@pytest.mark.parametrize(("method", "name"), one_of(2, METHODS, GATES), ids=str)
 def test_drafts_that_a_gate_ends_change_no_probability(method: Method, name: str) -> None:
     error, ends = written(method, GATES[name])
     assert error < TOLERANCE

@@ -5,7 +5,6 @@ Run by test_triton_kernels.py in a process of their own: Triton asks how it is t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +29,6 @@ from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
 from outrider.cloud_verifier.backends.attention.plan import AttentionRule
 from outrider.cloud_verifier.backends.exact_rows import check_attention, use_exact_rows
 from outrider.cloud_verifier.backends.loading import load_target
-from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.probes import probe, use_paged_kernel
 from outrider.common.errors import ModelError
 from outrider.common.models import memory
@@ -170,26 +168,17 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_target(folder / "llama", num_layers=1, max_context=2 * SPLIT + 1, hidden=32)
 
 
-@pytest.fixture
-def load(directory: Path) -> Callable[[str], PagedBackend]:
-    def load_through_kernel(dtype: str) -> PagedBackend:
-        backend = load_target(directory, dtype=dtype, kv_tokens=512, exact_rows="off")
-        use_paged_kernel(backend, probe(backend))
-        assert backend.has_paged_kernel
-        return backend
-
-    return load_through_kernel
-
-
-@pytest.mark.slow  # 9 s
-def test_exact_rows_keep_the_kernel_and_trees(load: Callable[[str], PagedBackend]) -> None:
-    backend = load("bfloat16")
+@pytest.mark.slow  # 15 s
+def test_the_kernel_passes_its_probe_and_exact_rows_keep_it_and_trees(directory: Path) -> None:
+    backend = load_target(directory, dtype="bfloat16", kv_tokens=512, exact_rows="off")
+    use_paged_kernel(backend, probe(backend))
+    assert backend.has_paged_kernel
     use_exact_rows(backend, "on")
     assert isinstance(backend.planner, PagedPlanner) and backend.is_reproducible and backend.has_trees
 
 
-def test_a_planted_fault_is_found_at_load(load: Callable[[str], PagedBackend]) -> None:
-    backend = load("float32")
+def test_a_planted_fault_is_found_at_load(directory: Path) -> None:
+    backend = load_target(directory, kv_tokens=512, exact_rows="off")
     facts = backend.facts
     sizes = Sizes(facts.num_heads, facts.num_kv_heads, facts.head_dim)
     backend.planner = LengthSplits(sizes, "cpu", SPLIT)

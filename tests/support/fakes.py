@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections.abc import Sequence
@@ -41,6 +42,17 @@ def before(tokens: Sequence[int], index: int, parents: Sequence[int]) -> Sequenc
     return [*tokens[:root], *(tokens[i] for i in path)]
 
 
+@functools.lru_cache(maxsize=1 << 14)  # tests with many texts ask for the same ones
+def _logits_after(context: tuple[int, ...], vocab_size: int, num_tokens: int) -> np.ndarray:
+    digest = hashlib.blake2b(repr(list(context)).encode(), digest_size=8).digest()
+    rng = np.random.default_rng(int.from_bytes(digest, "little"))
+    logits = rng.normal(scale=2.0, size=vocab_size).astype(np.float32)
+    logits[0] -= 6.0  # end-of-text is rare
+    logits[num_tokens:] = 100.0  # padding must be masked
+    logits.flags.writeable = False
+    return logits
+
+
 class FakeBackend:
     """A target whose logits are a pure function of the last three tokens, read back from its KV.
 
@@ -71,12 +83,7 @@ class FakeBackend:
 
     def logits_after(self, context: Sequence[int]) -> np.ndarray:
         """[vocab_size]: what this target thinks follows `context`."""
-        digest = hashlib.blake2b(repr(list(context[-3:])).encode(), digest_size=8).digest()
-        rng = np.random.default_rng(int.from_bytes(digest, "little"))
-        logits = rng.normal(scale=2.0, size=self.vocab_size).astype(np.float32)
-        logits[0] -= 6.0  # end-of-text is rare
-        logits[self.num_tokens :] = 100.0  # padding must be masked
-        return logits
+        return _logits_after(tuple(context[-3:]), self.vocab_size, self.num_tokens)
 
     @property
     def num_free_tokens(self) -> int:

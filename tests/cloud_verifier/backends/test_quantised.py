@@ -34,8 +34,15 @@ from outrider.common.errors import ConfigError, ModelError
 from outrider.common.process.extras import MissingExtraError, how_to_install
 from outrider.common.types import SamplingParams
 
-bitsandbytes = four_bit.import_bitsandbytes("these tests") if four_bit.is_installed() else None
-needs_bitsandbytes = pytest.mark.skipif(bitsandbytes is None, reason="needs the extra quant")
+HAS_BITSANDBYTES = four_bit.is_installed()
+needs_bitsandbytes = pytest.mark.skipif(not HAS_BITSANDBYTES, reason="needs the extra quant")
+
+
+def bitsandbytes_module() -> Any:
+    """Not imported above: it takes 4 s, also where tests are only collected."""
+    return four_bit.import_bitsandbytes("these tests")
+
+
 TEXT = [(37 * i + 11) % 300 for i in range(70)]
 
 
@@ -117,7 +124,7 @@ def test_sizes_that_the_cpus_kernel_cannot_take_are_left_to_the_library(tmp_path
     backend = load(directory, quantize="nf4", exact_rows="on")
     assert not any(each.support_avx512bf16_for_cpu for each in matrices(backend))
     first = matrices(backend)[0]
-    whole = bitsandbytes.functional.dequantize_4bit(first.weight.data, first.weight.quant_state)
+    whole = bitsandbytes_module().functional.dequantize_4bit(first.weight.data, first.weight.quant_state)
     x = torch.randn(3, first.in_features).bfloat16()
     assert torch.allclose(first(x).float(), x.float() @ whole.float().T, atol=2e-2)
     assert backend.is_reproducible
@@ -184,6 +191,7 @@ def test_a_count_of_rows_that_sums_in_another_order_is_left_out(
 ) -> None:
     """4 bits keep no numbers that cancel: the check multiplies signs by inputs that do."""
     backend = load(target_of("llama"), quantize="nf4", dtype=dtype)
+    bitsandbytes = bitsandbytes_module()
     plain = bitsandbytes.matmul_4bit
 
     def product(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -214,6 +222,7 @@ def test_where_the_kernels_rows_differ_whole_matrices_are_multiplied(
     monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: False)
     backend = load(target_of("qwen2"), quantize="nf4")
     before = score(backend, TEXT)
+    bitsandbytes = bitsandbytes_module()
     plain = bitsandbytes.matmul_4bit
 
     def by_rows(x: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
@@ -241,7 +250,7 @@ def test_matrices_packed_for_the_cpu_are_multiplied_by_bitsandbytes_alone(nf4: P
 @pytest.fixture(scope="module")
 def saved(target_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that transformers saved with NF4 weights, float16 arithmetic in its configuration."""
-    if bitsandbytes is None:
+    if not HAS_BITSANDBYTES:
         pytest.skip("needs the extra quant")
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
@@ -279,7 +288,7 @@ def nf4_directory(nf4: PagedBackend, saved: Path) -> str:
 
 
 def test_fp8_is_read_into_the_targets_dtype(target_of: Callable[[str], Path], tmp_path: Path) -> None:
-    if bitsandbytes is None:
+    if not HAS_BITSANDBYTES:
         pytest.skip("needs the extra quant")
     directory = make_tiny_target(tmp_path, dtype="bfloat16", num_key_value_heads=4)
     kept, written = load_file(directory / "model.safetensors"), {}

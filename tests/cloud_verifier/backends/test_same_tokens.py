@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.devices import GPU_DEVICE, ON_GPU
 from support.exact.ties import TieCounter
+from support.matrices import one_of
 from support.models import ARCHITECTURES, WINDOWED
 
 from outrider.cloud_verifier.backends.base import ForwardItem
@@ -22,8 +23,7 @@ GPU_ARCHITECTURES = ARCHITECTURES if GPU_DEVICE == "cuda" else ARCHITECTURES[:1]
 OWN = ("llama", "qwen2", "qwen3", "mistral", "gemma2")
 CASES = [
     *((arch, "auto", "cpu") for arch in (*ARCHITECTURES, *WINDOWED)),
-    *((arch, "transformers", "cpu") for arch in OWN),
-    *((arch, "cuda", "cpu") for arch in OWN),
+    *one_of(2, OWN, ["transformers", "cuda"], ["cpu"]),
     *(pytest.param(arch, "cuda", GPU_DEVICE, marks=ON_GPU, id=f"{arch}-gpu") for arch in GPU_ARCHITECTURES),
 ]
 

@@ -83,9 +83,8 @@ def make_case(seed: int, source: str, temperature: float, **fields: object) -> C
 @pytest.mark.parametrize(
     ("method", "layers"),
     [
-        pytest.param(Method.COUPLED, (0, 1), marks=pytest.mark.slow),
         (Method.COUPLED, (0, 2, 3)),
-        (Method.COUPLED, (1, 3)),
+        *(pytest.param(Method.COUPLED, layers, marks=pytest.mark.slow) for layers in ((0, 1), (1, 3))),
         (Method.SPARSE, (0, 2, 3)),
     ],
     ids=str,

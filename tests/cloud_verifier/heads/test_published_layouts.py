@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.eagle import make_eagle
 from support.heads import HIDDEN
+from support.matrices import one_of
 from support.models import make_tiny_target
 from test_heads_loading import change_config, change_tensors
 from test_heads_text import NUM_NEW, cloud_only, make_prompt
@@ -139,18 +140,22 @@ def keep_table(backend: PagedBackend, path: Path) -> None:
     save_file({"table": backend.decoder.embed(torch.arange(VOCAB)).clone()}, path / "target.safetensors")
 
 
-@pytest.mark.parametrize("layout", PUBLISHED)
+@pytest.mark.parametrize(("layout", "drafting"), one_of(2, PUBLISHED, [(0.0, 4), (0.8, 8)]), ids=str)
 def test_a_published_directory_drafts_and_leaves_the_text_alone(
-    layout: str, backend: PagedBackend, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    layout: str,
+    drafting: tuple[float, int],
+    backend: PagedBackend,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    temperature, num_nodes = drafting
     keep_table(backend, tmp_path)
     with load_head(PUBLISHED[layout](tmp_path / "heads"), backend) as head:
         service = Service(backend, [head])
-        for temperature, num_nodes in ((0.0, 4), (0.8, 8)):
-            sampling = SamplingParams(temperature=temperature, seed=1)
-            case = Case(make_prompt(1, 12), sampling, head.name, num_nodes, num_nodes > 4)
-            (text,) = service.write([case], NUM_NEW)
-            assert text.token_ids == cloud_only(service, case)
+        sampling = SamplingParams(temperature=temperature, seed=1)
+        case = Case(make_prompt(1, 12), sampling, head.name, num_nodes, num_nodes > 4)
+        (text,) = service.write([case], NUM_NEW)
+        assert text.token_ids == cloud_only(service, case)
     assert "the draft failed" not in caplog.text
 
 

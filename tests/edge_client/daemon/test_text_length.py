@@ -8,6 +8,7 @@ from typing import Any
 import openai
 import pytest
 from support.daemon.daemons import running_daemon
+from support.matrices import one_of
 from support.processes.pairs import EMBEDDED
 from support.processes.server import serving
 
@@ -36,8 +37,9 @@ def test_the_model_names_its_target_and_its_context_as_vllm_does(small: openai.O
     assert model.model_extra["root"] == model.model_extra["outrider"]["target"] == "target"
 
 
-@pytest.mark.parametrize("mode", ["auto", "speculative", "cloud-only"])
-@pytest.mark.parametrize("limit", [{}, {"max_tokens": -1}], ids=str)
+@pytest.mark.parametrize(
+    ("limit", "mode"), one_of(2, [{}, {"max_tokens": -1}], ["auto", "speculative", "cloud-only"]), ids=str
+)
 def test_a_chat_without_a_limit_goes_on_until_the_context_is_full(
     small: openai.OpenAI, limit: dict[str, Any], mode: str
 ) -> None:

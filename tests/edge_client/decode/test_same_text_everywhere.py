@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.edge.engine_link import Chances, EngineLink
+from support.matrices import one_of
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference, runs
 
 from outrider.common.types import FinishReason, Method, SamplingParams, StopParams
@@ -169,8 +170,7 @@ def run_of(number: int) -> dict[str, Any]:
     return {"accuracy": accuracy, "temperature": temperature, "seed": number, "stop": stop}
 
 
-@pytest.mark.parametrize("handling", HANDLINGS)
-@pytest.mark.parametrize("policy", DEPTH_POLICIES)
+@pytest.mark.parametrize(("policy", "handling"), one_of(2, DEPTH_POLICIES, HANDLINGS))
 def test_every_policy_and_mode_writes_cloud_onlys_text_under_every_fault(policy: str, handling: str) -> None:
     turn = DEPTH_POLICIES.index(policy) + HANDLINGS.index(handling)
     for number, faults in enumerate(FAULTS.values(), start=turn):
@@ -189,8 +189,9 @@ def test_texts_like_these_meet_every_fault_with_rounds_under_way_and_take_every_
     assert chosen.ways.keys() == {*CHOOSABLE_MODES}
 
 
-@pytest.mark.parametrize("handling", HANDLINGS)
-@pytest.mark.parametrize("method", [m for m in Method if m is not Method.COUPLED])
+@pytest.mark.parametrize(
+    ("method", "handling"), one_of(2, [m for m in Method if m is not Method.COUPLED], HANDLINGS)
+)
 def test_the_other_methods_end_verified_under_all_faults(method: Method, handling: str) -> None:
     tally = Tally()
     for seed, policy in enumerate(("fixed", "optimal")):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.edge.engine_link import Chances, EngineLink
+from support.matrices import one_of
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference, whole_text
 from test_same_text_everywhere import FAULTS
 
@@ -59,9 +60,7 @@ def check_same_text(source: str, faults: Chances, seed: int, **run: Any) -> Engi
     return link
 
 
-@pytest.mark.parametrize("tree", [None, TREE], ids=["chains", "trees"])
-@pytest.mark.parametrize("window", [1, 3])
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize(("source", "window", "tree"), one_of(2, SOURCES, [1, 3], [None, TREE]), ids=str)
 def test_every_source_writes_cloud_onlys_text_under_every_fault(
     source: str, window: int, tree: TreeBudget | None
 ) -> None:

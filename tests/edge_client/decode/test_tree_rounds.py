@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.edge.engine_link import Chances, EngineConnection, EngineLink
 from support.edge.telling_draft import HARD_PLACE, HARD_TOKEN, every, make_gate
+from support.matrices import one_of
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference
 from test_same_text_everywhere import FAULTS
 
@@ -46,9 +47,9 @@ def check_same_text(
     return link
 
 
-@pytest.mark.parametrize("budget", BUDGETS.values(), ids=BUDGETS)
-@pytest.mark.parametrize("window", [1, 3])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("budget", "window", "temperature"), one_of(2, BUDGETS.values(), [1, 3], [0.0, 0.8]), ids=str
+)
 def test_trees_write_cloud_onlys_text_under_every_fault(
     budget: TreeBudget, window: int, temperature: float
 ) -> None:
