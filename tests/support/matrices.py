@@ -13,8 +13,8 @@ from _pytest.mark.structures import ParameterSet
 def one_of(count: int, *axes: Iterable[Any]) -> list[ParameterSet]:
     """Returns all combinations of the axes' values; all but one of `count` are marked as slow.
 
-    The others lie on diagonals: every value is among them, and so is every pair of values of two axes where a third
-    one has `count` values or more.
+    The others lie on diagonals: every value is among them if another axis has `count` values or more, and so is every
+    pair of values of two axes if a third one has.
     """
     return [
         pytest.param(
