@@ -73,11 +73,15 @@ class MedianSlopeTime:
         """`prior_share` of a forward's time is taken to grow with its tokens, with the weight of a pair whose
         sizes differ by `prior_weight_tokens`."""
         self._samples: deque[tuple[int, float]] = deque(maxlen=num_samples)  # tokens, seconds
+        self._slopes: list[tuple[float, float]] | None = (
+            None  # of all pairs, with weights, until a forward is added
+        )
         self._prior_share, self._prior_weight = prior_share, prior_weight_tokens
 
     def observe(self, num_tokens: int, seconds: float) -> None:
         """Adds a forward."""
         self._samples.append((num_tokens, seconds))
+        self._slopes = None
 
     @property
     def has_any(self) -> bool:
@@ -100,18 +104,24 @@ class MedianSlopeTime:
         pairs = combinations((n for n, _ in self._samples), 2)
         return sum(abs(n - other_n) for n, other_n in pairs) >= self._prior_weight
 
-    def line(self, stated_token_s: float | None = None) -> tuple[float, float]:
+    def line(
+        self, stated_token_s: float | None = None, weight_tokens: float | None = None
+    ) -> tuple[float, float]:
         """Returns (base_s, token_s), neither negative, after at least one observation.
 
-        `stated_token_s` is the slope that the verifier states; it takes the place of the prior slope.
+        `stated_token_s` is the slope that the verifier states; it takes the place of the prior slope, with another
+        weight where `weight_tokens` says one.
         """
-        prior_s = stated_token_s
+        weight, prior_s = weight_tokens, stated_token_s
         if prior_s is None:
-            prior_s = self._prior_share * self.median_s / self.mean_tokens
-        slopes = [(prior_s, self._prior_weight)]
-        for (n, t), (other_n, other_t) in combinations(self._samples, 2):
-            if n != other_n:
-                slopes.append(((t - other_t) / (n - other_n), float(abs(n - other_n))))
+            weight, prior_s = None, self._prior_share * self.median_s / self.mean_tokens
+        if self._slopes is None:
+            self._slopes = sorted(
+                ((t - other_t) / (n - other_n), float(abs(n - other_n)))
+                for (n, t), (other_n, other_t) in combinations(self._samples, 2)
+                if n != other_n
+            )
+        slopes = [*self._slopes, (prior_s, self._prior_weight if weight is None else weight)]
         token_s = max(0.0, _weighted_median(slopes))
         base_s = statistics.median(t - token_s * n for n, t in self._samples)
         return max(0.0, base_s), token_s

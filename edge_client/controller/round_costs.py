@@ -40,15 +40,18 @@ class _Times:
         self._has_overlapped = self._has_overlapped or not is_alone
 
     def line(
-        self, prior_token_s: Callable[[MedianSlopeTime], float | None], stated: _Line | None = None
+        self,
+        prior_token_s: Callable[[MedianSlopeTime], float | None],
+        stated: _Line | None = None,
+        weight_tokens: float | None = None,
     ) -> _Line:
         """Returns the line of recent times, or the lower one of those alone, of `stated` before any was. The other
-        argument gives a fit its prior slope."""
-        recent, known = self.recent.line(prior_token_s(self.recent)), stated
+        arguments give a fit its prior slope and that one's weight."""
+        recent, known = self.recent.line(prior_token_s(self.recent), weight_tokens), stated
         if not self._has_overlapped:
             return recent
         if self._alone.has_any:
-            known = self._alone.line(prior_token_s(self._alone))
+            known = self._alone.line(prior_token_s(self._alone), weight_tokens)
         num_tokens = self.recent.mean_tokens
         return min(recent, known or recent, key=lambda line: line[0] + num_tokens * line[1])
 
@@ -138,7 +141,7 @@ class RoundCosts:
         """Adds the time between two tokens of the target's stream."""
         self._estimate = None
         self._targets_s.append(token_s)
-        if (step_s := self._step_s(self._line())) is not None:
+        if (step_s := self._step_s()) is not None:
             self._overheads_s.append(token_s - step_s)
 
     def observe_opening(self, forward_s: float, step_fixed_s: float = 0.0, step_token_s: float = 0.0) -> None:
@@ -158,7 +161,7 @@ class RoundCosts:
 
     def _make_estimate(self) -> tuple[ModelCosts, LinkCosts]:
         line = self._line()
-        target_s, share = self._target_s(self._step_s(line)), SETTINGS.token_share_of_target
+        target_s, share = self._target_s(self._step_s()), SETTINGS.token_share_of_target
         base_s, token_s = line or (target_s * (1 - share), target_s * share)
         call_s, draft_token_s = self._draft_line()
         own_s = statistics.median(self._edge_s) if self._edge_s else SETTINGS.round_overhead_s
@@ -184,8 +187,9 @@ class RoundCosts:
         """Returns what streamed tokens took beyond a step of one token; None where either is not known."""
         return max(0.0, statistics.median(self._overheads_s)) if self._overheads_s else None
 
-    def _line(self) -> tuple[float, float] | None:
+    def _line(self, weight_tokens: float | None = None) -> tuple[float, float] | None:
         """Returns a forward's line over its tokens: of rounds, or what the verifier states; None: neither.
+        `weight_tokens` is that of the stated slope beside rounds.
 
         Where sessions share the verifier one more token delays all of them, and they all decide alike: its slope is
         then what one more token of each would add.
@@ -195,7 +199,7 @@ class RoundCosts:
         if shared_token_s := statistics.median(self._shared_token_s):
             return self._verify.recent.line_of_slope(shared_token_s)
         stated_token_s = self._stated[1] if self._stated else None
-        return self._verify.line(lambda _: stated_token_s, self._stated)
+        return self._verify.line(lambda _: stated_token_s, self._stated, weight_tokens)
 
     def _draft_line(self) -> tuple[float, float]:
         """Returns a draft's line over its tokens. Until lengths differ a call is taken to have `draft_call_s` of
@@ -206,9 +210,13 @@ class RoundCosts:
             lambda fit: (fit.median_s - min(SETTINGS.draft_call_s, fit.median_s / 2)) / fit.mean_tokens
         )
 
-    def _step_s(self, line: tuple[float, float] | None) -> float | None:
+    def _step_s(self) -> float | None:
         """Returns the verifier's step of one token; None until it stated one, or lengths differed. A round that comes
-        while a step is computed waits for its end, which a stream never does: its next token is in every step."""
+        while a step is computed waits for its end, which a stream never does: its next token is in every step.
+
+        Rounds are of more tokens: where their times vary, their slope says little of one token, so what the verifier
+        states of it counts for more than in the line of rounds."""
+        line = self._line(SETTINGS.stated_weight_tokens)
         if line is None or (self._stated is None and not self._verify.recent.is_sloped):
             return None
         queue_s = statistics.median(self._queues_s) if self._queues_s else 0.0

@@ -55,6 +55,9 @@ class ControllerSettings:
     num_verify_samples: int = 15
     token_share_of_verify: float = 0.3  # that grows with the draft, until lengths differed; by hand
     token_share_weight_tokens: float = 12.0  # of that assumption, as a difference of lengths
+    # Of the slope that the verifier states, in the line that is followed down to one token. Chosen on rounds of two
+    # pairs over loopback, seen on a third one (docs/controller.md).
+    stated_weight_tokens: float = 100.0
     token_share_of_target: float = 0.03  # the same for a target seen in a stream; twice the bench's 1.5 %
     # Whose tokens a round waits for; below, it is alone but for a short queue.
     min_sharing_sessions: float = 1.5
