@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +31,7 @@ from outrider.edge_client.controller.depth.optimal import OptimalDepth
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
 from outrider.edge_client.controller.depth.stepped import RatioDepth, WindowDepth
 from outrider.edge_client.controller.round_costs import RoundCosts
-from outrider.edge_client.controller.settings import MAX_DEPTH
+from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundOutcome, RoundRecord, draft_length
 from outrider.edge_client.drafting.base import ShouldStop, Stop
@@ -196,6 +197,31 @@ def test_costs_tell_a_verifiers_fixed_time_from_what_each_token_adds() -> None:
     assert models.draft_token_s == pytest.approx(0.003)
     assert models.verify_token_s == pytest.approx(0.0005, rel=0.1), "one slow step is not believed"
     assert models.verify_fixed_s == pytest.approx(0.0305, rel=0.05)
+
+
+def share_of_small_steps() -> float:
+    """Returns in how many of 300 runs of noisy rounds, beside a right statement of the verifier, its step of one token
+    is taken for less than two thirds of what it is."""
+    rng, num_small = np.random.default_rng(0), 0
+    for _ in range(300):
+        costs = RoundCosts()
+        costs.observe_rtt(0.001)
+        costs.observe_draft(0.0005, 1)
+        costs.observe_opening(0.05, step_fixed_s=0.005, step_token_s=0.0003)
+        for num_drafted in rng.integers(5, 9, 15).tolist():
+            verifier_ms = (5.0 + 0.3 * (num_drafted + 1)) * rng.lognormal(0.0, 0.2)
+            costs.observe(answered(num_drafted, 3, verifier_ms=verifier_ms))
+        step_s = costs.estimate()[0].target_token_s - SETTINGS.stream_overhead_s
+        num_small += step_s < 0.0053 * 2 / 3
+    return num_small / 300
+
+
+def test_noisy_rounds_make_no_small_step_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Followed down from seven tokens by a slope of their own, a step of 5 ms was taken for one of 0.9."""
+    assert share_of_small_steps() < 0.02
+    lighter = replace(SETTINGS, stated_weight_tokens=SETTINGS.token_share_weight_tokens)
+    monkeypatch.setattr("outrider.edge_client.controller.round_costs.SETTINGS", lighter)
+    assert share_of_small_steps() > 0.1, "the rounds are not noisy enough to show anything"
 
 
 def observed_ms(costs: RoundCosts, verifier_ms: float, window: int, num_rounds: int = 20) -> float:
