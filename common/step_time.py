@@ -73,9 +73,8 @@ class MedianSlopeTime:
         """`prior_share` of a forward's time is taken to grow with its tokens, with the weight of a pair whose
         sizes differ by `prior_weight_tokens`."""
         self._samples: deque[tuple[int, float]] = deque(maxlen=num_samples)  # tokens, seconds
-        self._slopes: list[tuple[float, float]] | None = (
-            None  # of all pairs, with weights, until a forward is added
-        )
+        # Of all pairs, with weights; None: a forward was added.
+        self._slopes: list[tuple[float, float]] | None = None
         self._prior_share, self._prior_weight = prior_share, prior_weight_tokens
 
     def observe(self, num_tokens: int, seconds: float) -> None:
