@@ -111,17 +111,17 @@ class MedianSlopeTime:
         `stated_token_s` is the slope that the verifier states; it takes the place of the prior slope, with another
         weight where `weight_tokens` says one.
         """
-        weight, prior_s = weight_tokens, stated_token_s
-        if prior_s is None:
-            weight, prior_s = None, self._prior_share * self.median_s / self.mean_tokens
+        if stated_token_s is None:
+            prior = self._prior_share * self.median_s / self.mean_tokens, self._prior_weight
+        else:
+            prior = stated_token_s, self._prior_weight if weight_tokens is None else weight_tokens
         if self._slopes is None:
             self._slopes = sorted(
                 ((t - other_t) / (n - other_n), float(abs(n - other_n)))
                 for (n, t), (other_n, other_t) in combinations(self._samples, 2)
                 if n != other_n
             )
-        slopes = [*self._slopes, (prior_s, self._prior_weight if weight is None else weight)]
-        token_s = max(0.0, _weighted_median(slopes))
+        token_s = max(0.0, _weighted_median([*self._slopes, prior]))
         base_s = statistics.median(t - token_s * n for n, t in self._samples)
         return max(0.0, base_s), token_s
 

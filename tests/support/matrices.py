@@ -11,7 +11,7 @@ from _pytest.mark.structures import ParameterSet
 
 
 def one_of(count: int, *axes: Iterable[Any]) -> list[ParameterSet]:
-    """Returns all combinations of the axes' values; all but one of `count` are marked as slow.
+    """Returns all combinations of the axes' values; all but one in `count` are marked as slow.
 
     The others lie on diagonals: every value is among them if another axis has `count` values or more, and so is every
     pair of values of two axes if a third one has.
