@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 from support.notes import Note
@@ -20,9 +22,35 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         import outrider.kernels.host  # noqa: F401 - compiles as it is imported
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keeps the garbage collector from what is imported and collected, some 800,000 objects, now and later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Puts the file whose tests take longest first: at the end one worker would run it while the others have ended."""
     items.sort(key=lambda item: item.path.name != "test_triton_kernels.py")
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # or libraries would report at the end what is left of them
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    """Puts logging back: a command that a test runs in this process sets it up for itself."""
+    root, ours = logging.getLogger(), logging.getLogger("outrider")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
 
 
 @pytest.fixture

@@ -11,14 +11,7 @@ from outrider.common.process.logs import setup_logging
 
 @pytest.fixture
 def stream():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    names = ("outrider",)
-    levels = {name: logging.getLogger(name).level for name in names}
-    yield io.StringIO()
-    root.handlers[:], root.level = handlers, level
-    for name, old in levels.items():
-        logging.getLogger(name).setLevel(old)
+    return io.StringIO()
 
 
 def test_json_lines_carry_the_facts_and_drop_the_users_text(stream):

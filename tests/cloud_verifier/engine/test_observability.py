@@ -124,16 +124,6 @@ class Caller:
         return list(self.stub.Generate(request, metadata=session_metadata(number)))
 
 
-@pytest.fixture
-def quiet_logging() -> Iterator[None]:
-    """Puts logging back: a command run in this process sets it up for itself."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = handlers, level
-    logging.getLogger("outrider").setLevel(logging.NOTSET)
-
-
 # ----------------------------------------------------------------------------------------- metrics
 
 
@@ -558,7 +548,7 @@ def check_no_leak(text: str, token_ids: list[int]) -> None:
 
 
 def test_debug_logs_for_a_person_hold_no_text_even_when_the_engine_fails(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], quiet_logging: None
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     draft = make_tiny_draft(tmp_path)
     backend = make_backend(draft)

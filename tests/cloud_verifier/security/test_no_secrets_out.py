@@ -6,8 +6,6 @@ Metrics and spans are searched where a whole run is looked at (tests/cloud/test_
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,20 +25,9 @@ from outrider.edge_client.commands.cli import main as edge_main
 PROMPT = "def marker_quagga(value_77): return 4761"
 
 
-@pytest.fixture
-def quiet_logging() -> Iterator[None]:
-    """Puts logging back: a command run in this process sets it up for itself."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:], root.level = handlers, level
-    logging.getLogger("outrider").setLevel(logging.NOTSET)
-
-
 def test_neither_side_says_a_token_a_key_or_a_prompt(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
-    quiet_logging: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("outrider.cloud_verifier.server.server.RELOAD_S", 0.02)
