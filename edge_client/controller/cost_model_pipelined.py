@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from outrider.edge_client.controller.cost_model import Acceptance, LinkCosts, ModelCosts, round_s
 from outrider.edge_client.controller.settings import SETTINGS
@@ -83,7 +83,11 @@ def pipelined_token_s(
 ) -> float:
     """Returns seconds a token of pipelined rounds; see `pipelined_times`."""
     times = pipelined_times(num_draft_tokens, models, link, max_in_flight)
-    return _token_s(_run_of(acceptance, num_draft_tokens), acceptance, times)
+    run = _run_of(acceptance, num_draft_tokens)
+    if math.isinf(run.tokens):
+        return times.mean_period_s / num_draft_tokens
+    run_s: float = _run_s(run, _num_waits(acceptance, times), times)
+    return run_s / (1.0 + run.tokens)
 
 
 def branching_token_s(acceptance: Acceptance, times: PipelinedTimes, hit_share: float = 0.0) -> float:
@@ -94,19 +98,25 @@ def branching_token_s(acceptance: Acceptance, times: PipelinedTimes, hit_share: 
     `branch_spared_share` of the round trip.
     """
     run = _run_of(acceptance, times.num_draft_tokens)
-    seconds = _token_s(run, acceptance, times)
-    if math.isinf(run.tokens):
-        return seconds
-    return seconds - (run.first_wrong * times.shown_s + hit_share * times.spared_s) / (1.0 + run.tokens)
-
-
-def _token_s(run: _Run, acceptance: Acceptance, times: PipelinedTimes) -> float:
     if math.isinf(run.tokens):
         return times.mean_period_s / times.num_draft_tokens
-    run_s = times.first_s + times.period_s * run.rounds + times.rest_s
-    if times.wait_s:
-        run_s += times.wait_s * _run_of(acceptance, times.window * times.num_draft_tokens).rounds
-    return run_s / (1.0 + run.tokens)
+    seconds: float = branching_run_token_s(run, _num_waits(acceptance, times), times, hit_share)
+    return seconds
+
+
+def branching_run_token_s(run: Run, num_waits: Any, times: PipelinedTimes, hit_share: float) -> Any:
+    """Returns the same of a run that ends, in which the edge waits `num_waits` times for a place in the window. All of
+    it may be arrays, of several rates and lengths."""
+    spared_s = run.first_wrong * times.shown_s + hit_share * times.spared_s
+    return (_run_s(run, num_waits, times) - spared_s) / (1.0 + run.tokens)
+
+
+def _run_s(run: Run, num_waits: Any, times: PipelinedTimes) -> Any:
+    return times.first_s + times.period_s * run.rounds + times.rest_s + times.wait_s * num_waits
+
+
+def _num_waits(acceptance: Acceptance, times: PipelinedTimes) -> float:
+    return _run_of(acceptance, times.window * times.num_draft_tokens).rounds if times.wait_s else 0.0
 
 
 def pipelined_start_s(alpha: float, times: PipelinedTimes) -> float:
@@ -166,7 +176,7 @@ def _rest_s(num_draft_tokens: int, models: ModelCosts, period_s: float) -> float
     return share * models.draft_token_s / 2
 
 
-class _Run(NamedTuple):
+class Run(NamedTuple):
     """Holds the expected parts of a run; `tokens` and `rounds` are infinite where it never ends."""
 
     tokens: float  # before its rejection: sum over j >= 1 of P(j)
@@ -174,18 +184,19 @@ class _Run(NamedTuple):
     first_wrong: float  # P(the first token of a later round is rejected): sum of P(k n) (1 - the next alpha)
 
 
-def _run_of(acceptance: Acceptance, num_draft_tokens: int) -> _Run:
+def _run_of(acceptance: Acceptance, num_draft_tokens: int) -> Run:
     if isinstance(acceptance, Sequence):
         return _run_of_positions(acceptance, num_draft_tokens)
-    return _run_of_rate(acceptance, num_draft_tokens)
+    return run_of_rate(acceptance, num_draft_tokens)
 
 
 @lru_cache(4096)  # a controller asks for the same rates and lengths again and again
-def _run_of_rate(alpha: float, num_draft_tokens: int) -> _Run:
+def run_of_rate(alpha: float, num_draft_tokens: int) -> Run:
+    """Returns the parts of a run of rounds of n tokens at one rate."""
     return _run_of_positions([alpha], num_draft_tokens)
 
 
-def _run_of_positions(alphas: Sequence[float], num_draft_tokens: int) -> _Run:
+def _run_of_positions(alphas: Sequence[float], num_draft_tokens: int) -> Run:
     if not alphas or not all(0 <= alpha <= 1 for alpha in alphas):
         raise ValueError(f"an acceptance of {alphas} is not in [0, 1]")
     tokens, rounds, first_wrong, reached, position = 0.0, 0.0, 0.0, 1.0, 0
@@ -200,7 +211,7 @@ def _run_of_positions(alphas: Sequence[float], num_draft_tokens: int) -> _Run:
             first_wrong += reached * (1 - alphas[min(position, end)])
     last = alphas[-1]
     if last == 1.0:
-        return _Run(math.inf, math.inf, first_wrong) if reached else _Run(tokens, rounds, first_wrong)
+        return Run(math.inf, math.inf, first_wrong) if reached else Run(tokens, rounds, first_wrong)
     whole = last**num_draft_tokens
     more = reached * whole / (1 - whole)
-    return _Run(tokens + reached * last / (1 - last), rounds + more, first_wrong + (1 - last) * more)
+    return Run(tokens + reached * last / (1 - last), rounds + more, first_wrong + (1 - last) * more)

@@ -9,43 +9,43 @@ leave.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
+from outrider.edge_client.controller import pace_tables
 from outrider.edge_client.controller.acceptance_posterior import ALPHAS, AcceptancePosterior
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.cost_model import (
     LinkCosts,
     ModelCosts,
     cloud_only_s,
-    expected_tokens,
     rounds_start_s,
 )
 from outrider.edge_client.controller.cost_model_pipelined import (
     PipelinedTimes,
-    branching_token_s,
     num_in_flight,
     pipelined_start_s,
     pipelined_times,
 )
 from outrider.edge_client.controller.settings import SETTINGS
-from outrider.edge_client.controller.tree_policy import tree_costs, tree_token_s
+from outrider.edge_client.controller.tree_policy import tree_costs
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.trees import DEFAULT_NODES, TreeCosts
 
 CHOOSABLE_MODES = (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED, ExecutionMode.CLOUD_ONLY)
+_STREAM = ExecutionMode.CLOUD_ONLY
 
 
 class _Pace(NamedTuple):
-    """Holds what a mode takes at one acceptance rate."""
+    """Holds what a mode takes at each of `ALPHAS`."""
 
-    token_s: float  # for each token
-    start_s: float  # and once
-
-
-_Paces = Mapping[ExecutionMode, Sequence[_Pace]]
+    token_s: NDArray[np.float64]  # for each token
+    start_s: NDArray[np.float64]  # and once
 
 
 class ModePolicy:
@@ -149,52 +149,52 @@ class ModePolicy:
     def _decide(self, num_tokens: int) -> None:
         self._decided_at = self._num_observed
         models, link = self.conditions.estimate()
-        table, posterior = self._current_table(models, link), self.posterior.probabilities
-        places = [i for i, weight in enumerate(posterior) if weight > SETTINGS.min_alpha_probability]
-        total = sum(posterior[i] for i in places)
-        weights = [posterior[i] / total for i in places]
-        paces = {mode: [table.pace(mode, i) for i in places] for mode in self._modes}
+        table = self._current_table(models, link)
+        weights = np.array(self.posterior.probabilities)
+        weights[weights <= SETTINGS.min_alpha_probability] = 0.0
+        weights /= weights.sum()
+        paces = {mode: table.pace(mode) for mode in self._modes}
         prospects = self._prospects(paces, weights, num_tokens, link.rtt_s)
         best = min(prospects, key=prospects.__getitem__)
-        self.expected_ms = {
-            mode: 1e3 * _mean(weights, [each.token_s for each in own]) for mode, own in paces.items()
-        }
+        self.expected_ms = {mode: 1e3 * float(weights @ own.token_s) for mode, own in paces.items()}
         if best is not self.current:
             self.num_changes += self._num_observed > 0
             self.current, self._changed_at = best, self._num_observed
 
     def _prospects(
-        self, paces: _Paces, weights: Sequence[float], num_tokens: int, rtt_s: float
+        self,
+        paces: Mapping[ExecutionMode, _Pace],
+        weights: NDArray[np.float64],
+        num_tokens: int,
+        rtt_s: float,
     ) -> dict[ExecutionMode, float]:
         """Returns by mode the expected seconds for `num_tokens`. A stream begins after a round trip; one that is left
-        continues for a round trip, at its own pace."""
+        continues for a round trip, at its own pace. `weights` are those of `ALPHAS`."""
         soon = min(SETTINGS.decision_interval_tokens, num_tokens)
         later = num_tokens - soon
-        modes = list(paces)  # their places, not they, are looked up below: an enum's hash takes time
-        before = modes.index(self.current) if self._num_observed else None
-        are_streams = [mode is ExecutionMode.CLOUD_ONLY for mode in modes]
-        held = [soon * (1 + self._wanted_gain_share(mode)) for mode in modes]
-        seconds = [0.0] * len(modes)
-        self._round_probability = 0.0
-        for weight, each in zip(weights, zip(*paces.values(), strict=True), strict=True):
-            own = list(zip(each, are_streams, strict=True))
-            rounds_s = min(pace.token_s for pace, is_stream in own if not is_stream)
-            stream_s = min((pace.token_s for pace, is_stream in own if is_stream), default=math.inf)
-            self._round_probability += weight * (rounds_s < stream_s)
-            left_s = rtt_s * max(0.0, 1.0 - rounds_s / stream_s) if stream_s else 0.0
-            enter_s = [rtt_s if is_stream else pace.start_s for pace, is_stream in own]
-            leave_s = [left_s if is_stream else 0.0 for is_stream in are_streams]
-            for i, pace in enumerate(each):
-                taken_s = held[i] * pace.token_s
-                if i != before:
-                    taken_s += enter_s[i] + (0.0 if before is None else leave_s[before])
-                if later:
-                    taken_s += min(
-                        later * then.token_s + (enter_s[j] + leave_s[i] if j != i else 0.0)
-                        for j, then in enumerate(each)
-                    )
-                seconds[i] += weight * taken_s
-        return dict(zip(modes, seconds, strict=True))
+        rounds_s = np.minimum.reduce([pace.token_s for mode, pace in paces.items() if mode is not _STREAM])
+        enter_s = {mode: rtt_s if mode is _STREAM else pace.start_s for mode, pace in paces.items()}
+        leave_s: dict[ExecutionMode, Any] = dict.fromkeys(paces, 0.0)
+        self._round_probability = 1.0
+        if _STREAM in paces:
+            stream_s = paces[_STREAM].token_s
+            self._round_probability = float(weights @ (rounds_s < stream_s))
+            if stream_s[0]:
+                leave_s[_STREAM] = rtt_s * np.maximum(0.0, 1.0 - rounds_s / stream_s)
+        before = self.current if self._num_observed else None
+        seconds = {}
+        for mode, pace in paces.items():
+            taken_s = soon * (1 + self._wanted_gain_share(mode)) * pace.token_s
+            if mode is not before:
+                taken_s = taken_s + enter_s[mode] + (0.0 if before is None else leave_s[before])
+            if later:
+                rests = [
+                    later * then.token_s + (enter_s[other] + leave_s[mode] if other is not mode else 0.0)
+                    for other, then in paces.items()
+                ]
+                taken_s = taken_s + np.minimum.reduce(rests)
+            seconds[mode] = float(weights @ taken_s)
+        return seconds
 
     def _wanted_gain_share(self, mode: ExecutionMode) -> float:
         """Returns by how much the mode must be better to be taken up."""
@@ -229,14 +229,9 @@ class ModePolicy:
         return min(max(2, wanted), SETTINGS.max_in_flight)
 
 
-def _mean(weights: Sequence[float], values: Sequence[float]) -> float:
-    return sum(weight * value for weight, value in zip(weights, values, strict=True))
-
-
 class _TimeTable:
-    """The pace of every mode at each of `ALPHAS`, by one set of costs; each is computed when it is asked for.
-    `length` is what rounds draft; None: what is best. `trees` are the costs of a tree, where one round at a time may
-    be one."""
+    """The pace of every mode, by one set of costs; each is computed when it is asked for. `length` is what rounds
+    draft; None: what is best. `trees` are the costs of a tree, where one round at a time may be one."""
 
     def __init__(
         self,
@@ -261,58 +256,43 @@ class _TimeTable:
             trees.node_s if trees else 0.0,
             tree_yield,
         )
-        self._known: dict[tuple[ExecutionMode, int], _Pace] = {}
-        self._times_of: dict[int, PipelinedTimes] = {}
-        self._place = 0  # in `lengths_tried`, where the last search ended
+        self._known: dict[ExecutionMode, _Pace] = {}
 
     def is_near(self, other: _TimeTable) -> bool:
         """Returns whether its costs are nearly those of the other."""
         tolerance = SETTINGS.cost_tolerance_share
         return all(abs(a - b) <= tolerance * b for a, b in zip(self._costs, other._costs, strict=True))
 
-    def pace(self, mode: ExecutionMode, place: int) -> _Pace:
-        """Returns what the mode takes at `ALPHAS[place]`."""
-        if mode is ExecutionMode.CLOUD_ONLY:
-            return _Pace(self._ratios[mode] * cloud_only_s(self._models, self._link), 0.0)
-        key = mode, place
-        if (known := self._known.get(key)) is None:
-            alpha = ALPHAS[place]
-            length, token_s = self._fastest(mode, alpha)
-            times = self._times(length)
-            is_pipelined = mode is ExecutionMode.PIPELINED
-            if is_pipelined:
-                start_s = pipelined_start_s(alpha, times)
-            else:
-                start_s = rounds_start_s(alpha, times.first_s)
-            if self._trees is not None and not is_pipelined:
-                tree_s = tree_token_s(alpha, self._trees, DEFAULT_NODES) / self._tree_yield
-                token_s = min(token_s, (1 + SETTINGS.min_tree_gain_share) * tree_s)
-            known = self._known[key] = _Pace(token_s, self._ratios[mode] * start_s)
+    def pace(self, mode: ExecutionMode) -> _Pace:
+        """Returns what the mode takes."""
+        if (known := self._known.get(mode)) is None:
+            known = self._known[mode] = self._stream() if mode is _STREAM else self._rounds(mode)
         return known
 
-    def _fastest(self, mode: ExecutionMode, alpha: float) -> tuple[int, float]:
-        """Returns the length of rounds that is best, and seconds a token with it."""
-        if self._length is not None:
-            return self._length, self._rounds_token_s(mode, alpha, self._length)
-        lengths = SETTINGS.lengths_tried
-        found = self._rounds_token_s(mode, alpha, lengths[self._place])
-        for step in (1, -1):  # the times have one minimum, not far from the last one asked for
-            while 0 <= self._place + step < len(lengths):
-                next_s = self._rounds_token_s(mode, alpha, lengths[self._place + step])
-                if next_s >= found:
-                    break
-                self._place, found = self._place + step, next_s
-        return lengths[self._place], found
+    def _stream(self) -> _Pace:
+        token_s = self._ratios[_STREAM] * cloud_only_s(self._models, self._link)
+        return _Pace(np.full(len(ALPHAS), token_s), np.zeros(len(ALPHAS)))
 
-    def _rounds_token_s(self, mode: ExecutionMode, alpha: float, num_draft_tokens: int) -> float:
-        times = self._times(num_draft_tokens)
-        if mode is ExecutionMode.SPECULATIVE:
-            return self._ratios[mode] * times.first_s / expected_tokens(alpha, num_draft_tokens)
-        return self._ratios[mode] * branching_token_s(alpha, times, self._branch_hit_share)
+    def _rounds(self, mode: ExecutionMode) -> _Pace:
+        """Returns what rounds take, at each rate with the length that is best there."""
+        times, ratio = self._times, self._ratios[mode]
+        if mode is ExecutionMode.PIPELINED:
+            table = pace_tables.branching_token_s(ALPHAS, times, self._branch_hit_share)
+            starts = [pipelined_start_s(1.0, each) for each in times]
+        else:
+            table = pace_tables.rounds_token_s(ALPHAS, times)
+            starts = [rounds_start_s(1.0, each.first_s) for each in times]
+        best = table.argmin(axis=1)
+        token_s = ratio * table[np.arange(len(ALPHAS)), best]
+        start_s = ratio * np.array(starts)[best] * ALPHAS  # in proportion to the rate
+        if self._trees is not None and mode is ExecutionMode.SPECULATIVE:
+            tree_s = pace_tables.tree_token_s(ALPHAS, self._trees, DEFAULT_NODES) / self._tree_yield
+            token_s = np.minimum(token_s, (1 + SETTINGS.min_tree_gain_share) * tree_s)
+        return _Pace(token_s, start_s)
 
-    def _times(self, num_draft_tokens: int) -> PipelinedTimes:
-        if (known := self._times_of.get(num_draft_tokens)) is None:
-            most = None if self._length is None else SETTINGS.max_in_flight
-            known = pipelined_times(num_draft_tokens, self._models, self._link, most)
-            self._times_of[num_draft_tokens] = known
-        return known
+    @cached_property
+    def _times(self) -> list[PipelinedTimes]:
+        """Returns those of each length that rounds may have."""
+        lengths = SETTINGS.lengths_tried if self._length is None else (self._length,)
+        most = None if self._length is None else SETTINGS.max_in_flight
+        return [pipelined_times(length, self._models, self._link, most) for length in lengths]

@@ -10,9 +10,8 @@ is above that of the best chain, the round is a tree, and the draft itself decid
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left
+import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from itertools import islice
 
 from outrider.edge_client.controller.conditions import Conditions
@@ -20,8 +19,6 @@ from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fa
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.trees import TreeCosts
-
-_ALPHA_STEP = 0.01  # between rates for which trees are computed
 
 
 def tree_tokens(alphas: Sequence[float], max_nodes: int) -> list[float]:
@@ -69,26 +66,17 @@ def _next_share(alpha: float, rank: int) -> float:
     return later * left / (share if rank == 1 else later)
 
 
-def tree_token_s(alpha: float, costs: TreeCosts, max_nodes: int) -> float:
-    """Returns seconds a token of the fastest tree of at most `max_nodes` nodes, for one rate at every depth."""
-    step = round(min(max(alpha, _ALPHA_STEP), 1 - _ALPHA_STEP) / _ALPHA_STEP)
-    return _fastest_s(_tokens_at(step, max_nodes), costs)
-
-
-@lru_cache(256)
-def _tokens_at(alpha_steps: int, max_nodes: int) -> list[float]:
-    return tree_tokens((alpha_steps * _ALPHA_STEP,), max_nodes)
-
-
-def _fastest_s(totals: Sequence[float], costs: TreeCosts) -> float:
+def _fastest_s(alphas: Sequence[float], costs: TreeCosts, max_nodes: int) -> float:
     """Returns seconds a token of the fastest tree. Each node adds less than the one before, so times have one
-    minimum: it is where the next node begins to make them longer."""
-
-    def token_s(num_nodes: int) -> float:
-        return (costs.round_s + num_nodes * costs.node_s) / totals[num_nodes]
-
-    sizes = range(1, len(totals) - 1)
-    return token_s(1 + bisect_left(sizes, True, key=lambda n: token_s(n + 1) >= token_s(n)))
+    minimum: nodes are added until one makes them longer."""
+    total, fastest_s = 1.0, math.inf
+    for num_nodes, (value, _) in enumerate(islice(best_nodes(alphas), max_nodes), start=1):
+        total += value
+        token_s = (costs.round_s + num_nodes * costs.node_s) / total
+        if token_s >= fastest_s:
+            break
+        fastest_s = token_s
+    return fastest_s
 
 
 class TreePolicy:
@@ -96,7 +84,7 @@ class TreePolicy:
 
     def __init__(self, conditions: Conditions) -> None:
         self._conditions = conditions
-        self._totals: list[float] = []  # tokens of a round, by nodes, at the last decision
+        self._totals: list[float] = []  # tokens of a round, by nodes, at the last decision for trees
         self.costs: TreeCosts | None = None
         """What the next rounds' nodes have to be worth; None where chains are expected to be as fast, and until the
         costs are known."""
@@ -122,9 +110,11 @@ class TreePolicy:
         costs = tree_costs(models, link, self._conditions.costs.tree_draft_line())
         alphas = self._conditions.acceptance.by_position()
         _, chain_rate = fastest_round(alphas, models, link, MAX_DEPTH)
-        totals = self._totals = tree_tokens(alphas, max_nodes)
-        token_s = _fastest_s(totals, costs) / self._conditions.tree_yield
-        return costs if token_s * (1 + SETTINGS.min_tree_gain_share) < 1 / chain_rate else None
+        token_s = _fastest_s(alphas, costs, max_nodes) / self._conditions.tree_yield
+        if token_s * (1 + SETTINGS.min_tree_gain_share) >= 1 / chain_rate:
+            return None
+        self._totals = tree_tokens(alphas, max_nodes)
+        return costs
 
 
 def tree_costs(models: ModelCosts, link: LinkCosts, draft_line: tuple[float, float]) -> TreeCosts:

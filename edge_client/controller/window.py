@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import enum
+from typing import TYPE_CHECKING
 
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.registry import create_depth_policy
-from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
+
+if TYPE_CHECKING:
+    from outrider.edge_client.controller.mode_policy import ModePolicy
 
 MAX_UNANSWERED = SETTINGS.max_unanswered
 
@@ -102,5 +105,7 @@ def create_window(
     length = None
     if depth_policy != "optimal":
         length = create_depth_policy(depth_policy, num_speculative_tokens).next_depth()
+    from outrider.edge_client.controller.mode_policy import ModePolicy  # imports numpy, which --help need not
+
     policy = ModePolicy(modes, length, conditions, has_trees=has_trees)
     return RoundWindow(num_rounds, policy, may_branch)

@@ -8,6 +8,7 @@ import random
 import pytest
 from support.matrices import one_of
 
+from outrider.edge_client.controller import pace_tables
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts, fastest_round, round_s
 from outrider.edge_client.controller.cost_model_pipelined import (
     branching_token_s,
@@ -117,6 +118,16 @@ def test_one_alpha_for_all_is_the_same_as_one_for_each() -> None:
         times = pipelined_times(n, MODELS, link)
         each = branching_token_s([0.8] * 5, times, hit_share)
         assert each == pytest.approx(branching_token_s(0.8, times, hit_share))
+
+
+@pytest.mark.parametrize("max_in_flight", [None, 2])
+def test_a_table_is_the_times_of_each_rate_and_length(max_in_flight: int | None) -> None:
+    link, rates = LinkCosts(rtt_s=0.1), (0.1, 0.5, 0.99)
+    times = [pipelined_times(n, MODELS, link, max_in_flight) for n in (1, 4, 64)]
+    table = pace_tables.branching_token_s(rates, times, 0.3)
+    assert table.tolist() == [
+        [pytest.approx(branching_token_s(rate, each, 0.3)) for each in times] for rate in rates
+    ]
 
 
 def test_a_bonus_spares_a_period_where_the_next_round_begins_with_a_rejection() -> None:

@@ -12,8 +12,9 @@ from outrider.edge_client.config.tree import tree_budget, tree_use
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.cost_model import expected_tokens
 from outrider.edge_client.controller.mode_policy import ModePolicy
+from outrider.edge_client.controller.pace_tables import tree_token_s
 from outrider.edge_client.controller.settings import SETTINGS
-from outrider.edge_client.controller.tree_policy import TreePolicy, tree_token_s, tree_tokens
+from outrider.edge_client.controller.tree_policy import TreePolicy, tree_tokens
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.node_values import NodeValues
@@ -59,12 +60,17 @@ def test_of_sure_drafts_a_tree_is_a_chain() -> None:
     assert tree_tokens((0.99,), 20)[20] == pytest.approx(expected_tokens(0.99, 20))
 
 
+def token_s(alpha: float, costs: TreeCosts, max_nodes: int) -> float:
+    (seconds,) = tree_token_s((alpha,), costs, max_nodes)
+    return float(seconds)
+
+
 def test_the_best_tree_grows_with_the_round_and_shrinks_with_what_a_node_takes() -> None:
     slow, dear = TreeCosts(0.2, 0.0002), TreeCosts(0.2, 0.02)
     near = TreeCosts(0.01, 0.0002)
-    assert tree_token_s(0.8, slow, 64) < tree_token_s(0.8, slow, 16) < tree_token_s(0.8, slow, 4)
-    assert tree_token_s(0.8, dear, 64) == tree_token_s(0.8, dear, 16)
-    assert tree_token_s(0.8, near, 64) < tree_token_s(0.8, slow, 64)
+    assert token_s(0.8, slow, 64) < token_s(0.8, slow, 16) < token_s(0.8, slow, 4)
+    assert token_s(0.8, dear, 64) == token_s(0.8, dear, 16)
+    assert token_s(0.8, near, 64) < token_s(0.8, slow, 64)
 
 
 @pytest.mark.parametrize("alpha", [0.05, 0.4, 0.8, 0.95])
@@ -73,7 +79,7 @@ def test_the_best_tree_grows_with_the_round_and_shrinks_with_what_a_node_takes()
 def test_the_fastest_tree_is_found_among_all_sizes(alpha: float, node_s: float, max_nodes: int) -> None:
     costs, totals = TreeCosts(round_s=0.02, node_s=node_s), tree_tokens([alpha], max_nodes)
     times = [(costs.round_s + n * costs.node_s) / totals[n] for n in range(1, max_nodes + 1)]
-    assert tree_token_s(alpha, costs, max_nodes) == pytest.approx(min(times))
+    assert token_s(alpha, costs, max_nodes) == pytest.approx(min(times))
 
 
 def observed(rtt_ms: float, row_ms: float, num_rounds: int = 8) -> Conditions:
