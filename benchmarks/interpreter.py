@@ -13,7 +13,7 @@ from triton.runtime import interpreter
 
 
 def make_interpreter_quicker() -> None:
-    """Leaves out what takes two thirds of the interpreter's time and changes nothing."""
+    """Leaves out what takes more than half of the interpreter's time and changes nothing."""
     interpreter.InterpretedFunction.__call__ = _make_call()
     interpreter._get_np_dtype = _make_numpy_dtype(interpreter._get_np_dtype)
     core.block_type.__init__ = _make_block_type(core.block_type.__init__)

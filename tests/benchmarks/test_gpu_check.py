@@ -129,7 +129,8 @@ def test_without_the_packages_the_command_itself_starts(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.slow  # CI runs it before `make test`
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.timeout(DEADLINE_S + 60)
 def test_every_stage_passes_in_a_rehearsal(tmp_path: Path, note: Note) -> None:
     pytest.importorskip("triton")
