@@ -109,8 +109,8 @@ class ControllerSettings:
     min_alpha_probability: float = 0.002  # of a rate, below which a decision leaves it out
     cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
     min_rounds: int = 2  # before round times are used: the first finds cold caches
-    # Of a sequence, whose long rounds are observed before the next draft, and whose short ones are each planned for. In
-    # virtual time, where a plan takes no time, 4 are as good as 8.
+    # Of a sequence, whose records are observed before the next draft: a plan takes half a millisecond then. In virtual
+    # time, where it takes none, 4 are as good as 8.
     dense_rounds: int = 4
     rounds_a_plan: int = 4  # later on, where rounds are so short that a plan is a noticeable part of them:
     short_round_ms: float = 20.0

@@ -49,27 +49,20 @@ class Recorder:
             stretches.append(Stretch(str(mode), num_tokens, expected))
 
     def record(self, record: RoundRecord) -> None:
-        """Adds a round's record. The first long ones are observed at once, as each may change the plan; others with
-        `observe`, while the next round is in flight."""
+        """Adds a round's record. The first ones are observed at once, as each may change the plan; later ones
+        with `observe`, while the next round is in flight."""
         self.stats.rounds.append(record)
         self._unobserved.append(record)
-        if self._are_first and not self._is_short:
+        if len(self.stats.rounds) <= SETTINGS.dense_rounds:
             self.observe()
 
     @property
     def is_plan_due(self) -> bool:
-        """Returns whether policies should see the last records: of short rounds several at a time but for the first, as
-        a plan takes as long as a noticeable part of one."""
-        is_each = self._are_first or not self._is_short
-        return len(self._unobserved) >= (1 if is_each else SETTINGS.rounds_a_plan)
-
-    @property
-    def _are_first(self) -> bool:
-        return len(self.stats.rounds) <= SETTINGS.dense_rounds
-
-    @property
-    def _is_short(self) -> bool:
-        return bool(self._unobserved) and 0.0 < self._unobserved[-1].rtt_ms < SETTINGS.short_round_ms
+        """Returns whether policies should see the last records: of short rounds several at a time, as a plan takes
+        as long as a noticeable part of one."""
+        records = self._unobserved
+        is_short = bool(records) and 0.0 < records[-1].rtt_ms < SETTINGS.short_round_ms
+        return len(records) >= (SETTINGS.rounds_a_plan if is_short else 1)
 
     @property
     def has_unobserved(self) -> bool:

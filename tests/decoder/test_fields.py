@@ -297,9 +297,7 @@ def test_without_adaptive_depth_drafts_have_the_length_that_is_asked_for(
 
 def test_with_it_the_length_follows_acceptance_from_round_to_round(drafted: Callable[..., list[int]]) -> None:
     sizes = drafted(num_speculative_tokens=3, max_speculative_tokens=6, min_speculative_tokens=2)
-    assert sizes[:5] == [3, 3, 4, 5, 6], (
-        "every draft is right, and each is followed by one that was planned before"
-    )
+    assert sizes[:5] == [3, 4, 5, 6, 6], "every draft is right"
     steady = drafted(num_speculative_tokens=3, max_speculative_tokens=6, target_acceptance_rate=1.0)
     assert set(steady) == {3}, "what is wanted"
 

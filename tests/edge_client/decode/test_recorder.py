@@ -21,17 +21,17 @@ class Seen:
         self.records.append(record)
 
 
-def test_the_first_long_rounds_are_observed_at_once_and_later_ones_when_asked() -> None:
+def test_the_first_rounds_are_observed_at_once_and_later_ones_when_asked() -> None:
     seen: Any = Seen()
     recorder, dense = Recorder(seen, RoundWindow()), SETTINGS.dense_rounds
     for number in range(dense + 2):
-        recorder.record(RoundRecord(number, 4, 2, rtt_ms=60.0))
+        recorder.record(RoundRecord(number, 4, 2))
     assert len(seen.records) == dense and recorder.has_unobserved
     recorder.observe()
     assert [each.round_id for each in seen.records] == [*range(dense + 2)] and not recorder.has_unobserved
 
 
-def test_short_rounds_are_planned_several_at_a_time_but_for_the_first_and_long_ones_each() -> None:
+def test_short_rounds_are_planned_several_at_a_time_and_long_ones_each() -> None:
     for rtt_ms, num_due in ((5.0, SETTINGS.rounds_a_plan), (60.0, 1), (0.0, 1)):
         seen: Any = Seen()
         recorder, dense = Recorder(seen, RoundWindow()), SETTINGS.dense_rounds
@@ -41,8 +41,7 @@ def test_short_rounds_are_planned_several_at_a_time_but_for_the_first_and_long_o
             if recorder.is_plan_due:
                 due.append(number)
                 recorder.observe()
-        first = list(range(dense)) if num_due > 1 else []  # of long rounds these were observed at once
-        assert due == [*first, dense + num_due - 1, dense + 2 * num_due - 1]
+        assert due == [dense + num_due - 1, dense + 2 * num_due - 1]
         assert len(seen.records) == dense + 2 * num_due
 
 
