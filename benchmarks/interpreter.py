@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -75,8 +76,7 @@ def _make_tensor(tensor: Any, handle: object, kind: Any) -> None:
 @functools.cache
 def _size_of(shape: Sequence[int]) -> tuple[object, object]:
     """Returns a tensor's number of elements, and its shape, as the language has them."""
-    numel = functools.reduce(lambda a, b: a * b, shape, 1)
-    return core.constexpr(numel), core.tuple([core.constexpr(size) for size in shape])
+    return core.constexpr(math.prod(shape)), core.tuple([core.constexpr(size) for size in shape])
 
 
 def _make_broadcast(broadcast: Callable[..., object]) -> Callable[..., object]:

@@ -66,7 +66,7 @@ def _next_share(alpha: float, rank: int) -> float:
     return later * left / (share if rank == 1 else later)
 
 
-def _fastest_s(alphas: Sequence[float], costs: TreeCosts, max_nodes: int) -> float:
+def fastest_tree_s(alphas: Sequence[float], costs: TreeCosts, max_nodes: int) -> float:
     """Returns seconds a token of the fastest tree. Each node adds less than the one before, so times have one
     minimum: nodes are added until one makes them longer."""
     total, fastest_s = 1.0, math.inf
@@ -110,7 +110,7 @@ class TreePolicy:
         costs = tree_costs(models, link, self._conditions.costs.tree_draft_line())
         alphas = self._conditions.acceptance.by_position()
         _, chain_rate = fastest_round(alphas, models, link, MAX_DEPTH)
-        token_s = _fastest_s(alphas, costs, max_nodes) / self._conditions.tree_yield
+        token_s = fastest_tree_s(alphas, costs, max_nodes) / self._conditions.tree_yield
         if token_s * (1 + SETTINGS.min_tree_gain_share) >= 1 / chain_rate:
             return None
         self._totals = tree_tokens(alphas, max_nodes)

@@ -14,7 +14,7 @@ from outrider.edge_client.controller.cost_model import expected_tokens
 from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.pace_tables import tree_token_s
 from outrider.edge_client.controller.settings import SETTINGS
-from outrider.edge_client.controller.tree_policy import TreePolicy, tree_tokens
+from outrider.edge_client.controller.tree_policy import TreePolicy, fastest_tree_s, tree_tokens
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.node_values import NodeValues
@@ -80,6 +80,7 @@ def test_the_fastest_tree_is_found_among_all_sizes(alpha: float, node_s: float, 
     costs, totals = TreeCosts(round_s=0.02, node_s=node_s), tree_tokens([alpha], max_nodes)
     times = [(costs.round_s + n * costs.node_s) / totals[n] for n in range(1, max_nodes + 1)]
     assert token_s(alpha, costs, max_nodes) == pytest.approx(min(times))
+    assert fastest_tree_s([alpha], costs, max_nodes) == pytest.approx(min(times))
 
 
 def observed(rtt_ms: float, row_ms: float, num_rounds: int = 8) -> Conditions:
