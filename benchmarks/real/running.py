@@ -29,7 +29,10 @@ from outrider.experiments.sweep.observing import Errand
 from outrider.training.bank.pairs import BANK, PROMPT_LOOKUP, RUN, BankFolder
 
 EDGE_LOG = ROOT / "benchmarks" / "runs" / "real-edge.log"
-BUDGET_S = 60.0  # of a point's turns; four times as much for the first USUAL_TURNS
+BUDGET_S = 60.0  # of a point's turns at least; four times as much for the first USUAL_TURNS
+# Over loopback, for each token of a text: one text takes a tenth more or less than the same text again, and what is
+# judged are 2 to 3 % of long ones.
+NEAR_TOKEN_BUDGET_S = 1.2
 USUAL_TURNS, MAX_TURNS = 4, 40
 NUM_TRACED_PROMPTS = 4  # virtual time has seen the texts after them
 WARM_UP_TOKENS = 8
@@ -75,11 +78,16 @@ class PointRuns:
     load_averages: list[float] = field(default_factory=list)  # of a minute, at the start and after each turn
 
 
+def budget_of(point: RealPoint) -> float:
+    """Returns the seconds that a point's turns have."""
+    return max(BUDGET_S, NEAR_TOKEN_BUDGET_S * point.num_tokens) if point.is_near else BUDGET_S
+
+
 def run_point(
-    point: RealPoint, cases: Sequence[RealCase], compared: Sequence[Comparison], budget_s: float = BUDGET_S
+    point: RealPoint, cases: Sequence[RealCase], compared: Sequence[Comparison], budget_s: float | None = None
 ) -> PointRuns:
-    """Runs the cases in turns until the budget is spent; after two turns, those that may still decide
-    something. Raises `OutriderError` where a text cannot be decoded."""
+    """Runs the cases in turns until the budget (None: `budget_of` the point) is spent; after two turns, those that may
+    still decide something. Raises `OutriderError` where a text cannot be decoded."""
     pair = find_pair(point)
     flags = ("--log-level", "warning", "--min-forward-ms", str(point.min_forward_ms), "--draft", "none")
     with (
@@ -89,7 +97,7 @@ def run_point(
     ):
         turns = _Turns(point, pair, edge, address, PointRuns(realisation))
         turns.warm_up(cases)
-        turns.run_all(list(cases), compared, budget_s)
+        turns.run_all(list(cases), compared, budget_of(point) if budget_s is None else budget_s)
         return turns.runs
 
 

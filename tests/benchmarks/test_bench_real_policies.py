@@ -153,7 +153,7 @@ def test_half_of_the_runs_choose_and_the_other_half_compare() -> None:
     assert (only.chosen, only.ratio) == ("y", pytest.approx(0.9))
 
 
-def test_turns_end_with_the_budget_and_long_texts_have_four_at_most() -> None:
+def test_turns_end_with_the_budget_which_long_texts_over_loopback_have_more_of() -> None:
     assert running.has_time(0, 0.0, 0.0, budget_s=0.0)
     assert running.has_time(2, 119.0, 119.0, budget_s=60.0) and not running.has_time(
         2, 230.0, 230.0, budget_s=60.0
@@ -162,6 +162,9 @@ def test_turns_end_with_the_budget_and_long_texts_have_four_at_most() -> None:
         4, 55.0, 10.0, budget_s=60.0
     )
     assert not running.has_time(running.MAX_TURNS, 1.0, 0.1, budget_s=60.0)
+    near = replace(POINT, rtt_ms=0.0, num_tokens=400)
+    assert running.budget_of(near) == 480 and running.budget_of(replace(near, num_tokens=32)) == 60
+    assert running.budget_of(replace(near, rtt_ms=1.0)) == 60
 
 
 def test_a_busy_moment_decides_nothing() -> None:
