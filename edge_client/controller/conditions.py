@@ -9,7 +9,6 @@ from outrider.edge_client.controller.cost_model import (
     Acceptance,
     LinkCosts,
     ModelCosts,
-    cloud_only_s,
     round_s,
 )
 from outrider.edge_client.controller.cost_model_pipelined import branching_token_s, pipelined_times
@@ -39,7 +38,6 @@ class Conditions:
         self._times = {
             ExecutionMode.SPECULATIVE: TimeRatio(1.0, weight),
             ExecutionMode.PIPELINED: TimeRatio(1.0 + excess, weight),
-            ExecutionMode.CLOUD_ONLY: TimeRatio(1.0, weight),
         }
         self._tree_tokens = self._expected_tree_tokens = SETTINGS.tree_yield_weight_tokens
         self._tree_times = TimeRatio(1.0, SETTINGS.tree_excess_weight_rounds)
@@ -88,8 +86,8 @@ class Conditions:
     def observe_stream(self, token_s: float) -> None:
         """Adds the time between two tokens of the target's stream."""
         self.costs.observe_target(token_s)
-        if self.are_known:
-            self._add_time(ExecutionMode.CLOUD_ONLY, token_s, cloud_only_s(*self.estimate()))
+        for times in self._times.values():
+            times.observe_other()
 
     def _observe_branches(self, record: RoundRecord) -> None:
         num_accepted, num_drafted = record.as_chain
@@ -111,19 +109,17 @@ class Conditions:
             if record.is_guess_hit:
                 expected_s = whole_s - SETTINGS.branch_spared_share * (whole_s - period_s)
         mode = ExecutionMode.PIPELINED if record.window > 1 else ExecutionMode.SPECULATIVE
-        self._add_time(mode, min(since_s, SETTINGS.longest_gap_rounds * whole_s), expected_s)
-
-    def _add_time(self, mode: ExecutionMode, measured_s: float, expected_s: float) -> None:
         for each, times in self._times.items():
             if each is mode:
-                times.observe(measured_s, expected_s)
+                times.observe(min(since_s, SETTINGS.longest_gap_rounds * whole_s), expected_s)
             else:
                 times.observe_other()
 
     @property
     def time_ratios(self) -> Mapping[ExecutionMode, float]:
-        """Returns the time that each mode takes relative to the cost model's. Where both sides share processors, say, a
-        draft slows the verification that it overlaps, which makes pipelined rounds longer."""
+        """Returns the time that each way of rounds takes relative to the cost model's. Where both sides share
+        processors, say, a draft slows the verification that it overlaps, which makes pipelined rounds longer. A
+        stream's time is what the costs say: it is measured as a whole."""
         return {mode: times.value for mode, times in self._times.items()}
 
     @property

@@ -270,7 +270,7 @@ class _TimeTable:
         return known
 
     def _stream(self) -> _Pace:
-        token_s = self._ratios[_STREAM] * cloud_only_s(self._models, self._link)
+        token_s = cloud_only_s(self._models, self._link)
         return _Pace(np.full(len(ALPHAS), token_s), np.zeros(len(ALPHAS)))
 
     def _rounds(self, mode: ExecutionMode) -> _Pace:

@@ -111,8 +111,9 @@ class RoundCosts:
         self._verify.observe(record.num_draft_tokens + 1, verify_ms / 1e3, is_alone)
         self._shared_token_s.append(_shared_token_s(record))
         self._num_rounds += 1
-        if self._targets_s and self._overheads_s:
-            self._targets_s.popleft()  # a stream that was left is less of the present with every round
+        if self._overheads_s:  # a stream that was left is less of the present with every round
+            self._overheads_s.popleft()
+            self._targets_s.popleft()
         if record.edge_ms is not None:
             self._edge_s.append(record.edge_ms / 1e3)
         self.observe_rtt(record.net_ms / 1e3, is_alone=is_alone)
@@ -184,8 +185,12 @@ class RoundCosts:
 
     @property
     def measured_stream_overhead_s(self) -> float | None:
-        """Returns what streamed tokens took beyond a step of one token; None where either is not known."""
-        return max(0.0, statistics.median(self._overheads_s)) if self._overheads_s else None
+        """Returns what streamed tokens took beyond a step of one token, of which the earlier sequences' counts as some
+        samples; None where either is not known."""
+        if not self._overheads_s:
+            return None
+        earlier_s = [self.stream_overhead_s] * SETTINGS.stream_overhead_weight_samples
+        return max(0.0, statistics.median((*earlier_s, *self._overheads_s)))
 
     def _line(self, weight_tokens: float | None = None) -> tuple[float, float] | None:
         """Returns a forward's line over its tokens: of rounds, or what the verifier states; None: neither.

@@ -69,6 +69,7 @@ class ControllerSettings:
     stream_overhead_s: float = 0.0004
     max_stream_overhead_s: float = 0.003  # a busy moment must not keep later sequences from streaming
     stream_overhead_memory: float = 0.5  # of a sequence, with each later one
+    stream_overhead_weight_samples: int = 4  # of earlier sequences' beside the present stream's samples
     min_rtt_s: float = 1e-6  # keeps rates finite on loopback
 
     # Trees. Shares: the target's token by rank of the draft's score plus noise, .79 .92 .95 .97 for 1 to 4 children

@@ -59,7 +59,7 @@ def test_what_synchronous_rounds_take_beside_their_parts_is_learned() -> None:
         conditions.observe(replace(ROUND, since_ms=84.0))  # of 56 that draft, link and verifier account for
     ratios = conditions.time_ratios
     assert ratios[ExecutionMode.SPECULATIVE] == pytest.approx(1.5, rel=0.1)
-    assert ratios[ExecutionMode.CLOUD_ONLY] == 1.0
+    assert ratios[ExecutionMode.PIPELINED] == 1 + SETTINGS.pipelined_excess_share
     assert set(conditions.learned_time_ratios) == {ExecutionMode.SPECULATIVE}
 
 
@@ -124,6 +124,19 @@ def test_a_stream_that_was_left_is_less_of_the_present_with_every_round() -> Non
     for _ in range(15):
         conditions.observe(ROUND)
     assert conditions.estimate()[0].target_token_s < 0.035
+
+
+def test_a_short_stream_in_a_busy_moment_keeps_nobody_from_streaming_again() -> None:
+    """Two samples of a stream took twice the time: 15 rounds later a stream is expected to take what it did before."""
+    conditions = begun()
+    conditions.observe(ROUND)
+    before_s = conditions.estimate()[0].target_token_s
+    for _ in range(2):
+        conditions.observe_stream(2 * before_s)
+    assert conditions.costs.measured_stream_overhead_s == SETTINGS.stream_overhead_s
+    for _ in range(15):
+        conditions.observe(ROUND)
+    assert conditions.estimate()[0].target_token_s == pytest.approx(before_s, rel=0.02)
 
 
 def test_a_stream_does_not_wait_for_steps_as_rounds_do() -> None:
