@@ -241,6 +241,13 @@ class ServeConfig:
     tenant_max_sessions: int = option(
         0, "most sessions of one tenant; 0 is no limit of its own", metavar="N", minimum=0
     )
+    tenant_max_sampling_ids: int = option(
+        1 << 20,
+        "most stop ids, logit biases and bad words in all sessions of a tenant, a stop id counting twice and a bias "
+        "three times: about 50 bytes each; its idle sessions give way first; 0 is no limit",
+        metavar="N",
+        minimum=0,
+    )
     session_max_tokens: int = option(
         0, "most tokens in one session; 0 is the target's context", metavar="N", minimum=0
     )

@@ -116,7 +116,7 @@ class Admission:
             if not isinstance(compiled, OpenRequest):
                 return compiled
             request = compiled
-        if session is None and (limit := self._sessions.make_room(job.tenant)):
+        if limit := self._sessions.make_room(job.tenant, request):
             self._observer.on_refused("sessions")
             return _refusal(request.round_id, Refusal("sessions", f"{limit} are busy", FULL_RETRY_MS))
         if (refusal := self._backlog.take_prefill(job.tenant, len(request.token_ids))) is not None:

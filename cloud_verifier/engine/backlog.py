@@ -250,7 +250,7 @@ class Backlog:
         most, own_most = self._limits.max_queue_tokens, self._limits.tenant_max_queue_tokens
         is_full = bool(most and lane.total and lane.total + num_tokens > most)
         if is_full and not self._has_share_left(lane, tenant):
-            message = f"{lane.total} tokens wait here; at most {most}"
+            message = f"at most {most} tokens may wait here"
             return Refusal("queue_tokens", message, self._retry_ms(self._drain_s(lane)))
         if own_most and (own := lane.of_tenant(tenant)) and own + num_tokens > own_most:
             message = f"{own} tokens of this tenant wait here; at most {own_most}"

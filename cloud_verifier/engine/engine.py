@@ -82,13 +82,15 @@ class Engine:
         prefill_chunk_tokens: int = 32,
         queue_limits: QueueLimits | None = None,
         tenant_max_sessions: int = 0,
+        tenant_max_sampling_ids: int = 0,
         min_forward_s: float = 0.0,
         hides_batch_size: bool = False,
         clock: Clock = SYSTEM_CLOCK,
         make_rows: MakeRows = make_rows,
     ) -> None:
         """The engine closes `drafter` and `grammars`; without the latter no session has a grammar.
-        `tenant_max_sessions` of 0 is no limit of its own. `clock` is what `Job.arrival_ns` counts by.
+        `tenant_max_sessions` of 0 is no limit of its own, `tenant_max_sampling_ids` of 0 none at all. `clock` is what
+        `Job.arrival_ns` counts by.
         `make_rows` reads the logits of a `backend` without staging."""
         self.backend = backend
         self.model = model
@@ -104,8 +106,16 @@ class Engine:
             max_retry_ms=max(MIN_RETRY_MS, model.limits.session_idle_ttl_ms // 2),
         )
         self._inbox = FairQueue()
+        self._gathering = Gathering()
         self.sessions = SessionManager(
-            backend, self.observer, model.limits, tenant_max_sessions, clock, self._inbox.has_job_of
+            backend,
+            self.observer,
+            model.limits,
+            tenant_max_sessions,
+            clock,
+            self._inbox.has_job_of,
+            tenant_max_sampling_ids=tenant_max_sampling_ids,
+            on_forgotten=self._gathering.arrived,
         )
         self.grammars = grammars
         self.admission = Admission(
@@ -124,7 +134,6 @@ class Engine:
         self._planned: _Batch | None = None  # the last one
         self._forward_end_ns = 0  # of the last forward that was collected
         self._launch_s = 0.0  # lately, to launch a batch that stays in flight
-        self._gathering = Gathering()
         self._limiter = LogLimiter(log, clock=clock.now)
         self.is_running = False  # somebody calls `step` whenever there is work
         self.on_job: Callable[[], None] | None = None  # called after each `submit`

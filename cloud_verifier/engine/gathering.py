@@ -61,7 +61,7 @@ class Gathering:
             self._expected_s[key] = pause.expected_s
 
     def arrived(self, key: SessionKey) -> None:
-        """Notes that a session has a request here, at any time and from any thread."""
+        """Notes that a session has a request here, or is gone, at any time and from any thread."""
         self._expected_s.pop(key, None)
 
     def began(self) -> None:

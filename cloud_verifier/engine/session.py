@@ -43,6 +43,14 @@ class Bonus:
     logprobs: tuple[TokenLogprobs, ...]  # its own, where they were asked for
 
 
+def num_sampling_ids_of(opening: OpenRequest) -> int:
+    """Returns how many ids an opening's stop ids, logit biases and bad words count as, about 50 bytes of a session
+    each: a stop id is kept in a set too, a bias with its value."""
+    sampling = opening.sampling
+    num_word_ids = sum(1 + len(word) for word in sampling.bad_words)
+    return 2 * len(opening.stop_token_ids) + 3 * len(sampling.logit_bias) + num_word_ids
+
+
 @dataclass(slots=True, eq=False)
 class Session:
     """Holds one sequence. `kv` is None before its first step and after an eviction; the ids outlive it."""
@@ -67,9 +75,14 @@ class Session:
     pause: Pause = field(default_factory=Pause)  # between its rounds
     features: FeatureLog | None = None  # where a head reads them (`opening.draft_source`)
     sampling: SamplingParams = field(init=False)  # the opening's, with the ids that it holds back
+    num_sampling_ids: int = field(init=False)  # see `num_sampling_ids_of`
 
     def __post_init__(self) -> None:
+        self._take_sampling()
+
+    def _take_sampling(self) -> None:
         self.sampling = holding_back(self.opening.sampling, self.opening.stop_token_ids)
+        self.num_sampling_ids = num_sampling_ids_of(self.opening)
 
     @property
     def kv_length(self) -> int:
@@ -99,7 +112,7 @@ class Session:
         self.chain.truncate(num_common)
         self.chain.extend(opening.token_ids[num_common:])
         self.opening, self.stop_ids = opening, stop_ids
-        self.sampling = holding_back(opening.sampling, opening.stop_token_ids)
+        self._take_sampling()
         self.replies.clear()
         self.num_stored_entries = 0
         self.opening_reply, self.history = None, None

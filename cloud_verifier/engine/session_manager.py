@@ -16,7 +16,7 @@ from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.line import SessionKey
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.scheduler import OTHERS_ABOUT_S
-from outrider.cloud_verifier.engine.session import Session
+from outrider.cloud_verifier.engine.session import Session, num_sampling_ids_of
 from outrider.cloud_verifier.engine.work import Work
 from outrider.common.alignment import TokenChain
 from outrider.common.clock import Clock
@@ -53,20 +53,26 @@ class SessionManager:
         tenant_max_sessions: int,
         clock: Clock,
         has_arrived: Callable[[SessionKey], bool],
+        *,
+        tenant_max_sampling_ids: int = 0,
+        on_forgotten: Callable[[SessionKey], object] = lambda key: None,
     ) -> None:
         """`tenant_max_sessions` of 0 is no limit but `limits.max_sessions`. `has_arrived` returns whether a request of
-        a session waits to be admitted: that session is not idle."""
+        a session waits to be admitted: that session is not idle. `tenant_max_sampling_ids` bounds what
+        `Session.num_sampling_ids` counts; 0 is no limit. `on_forgotten` is called with each session that has ended."""
         self.max_sessions = limits.max_sessions
         self.active: dict[Session, Work] = {}  # in order of their turn
         self._tenant_max_sessions = tenant_max_sessions or limits.max_sessions
+        self._tenant_max_sampling_ids = tenant_max_sampling_ids
         self._idle_ttl_s = limits.session_idle_ttl_ms / 1000.0
         self._backend = backend
         self._observer = observer
         self.idle_clock = IdleClock(clock)
         self._clock = clock
-        self._has_arrived = has_arrived
+        self._has_arrived, self._on_forgotten = has_arrived, on_forgotten
         self._sessions: OrderedDict[SessionKey, Session] = OrderedDict()
         self._num_of: Counter[str] = Counter()  # sessions of each tenant that has any
+        self._num_sampling_ids_of: Counter[str] = Counter()  # of those that have any
         self._num_opened = 0
         self._released: deque[Session] = deque()  # with jobs that waited for the work that has ended
         self._next_sweep_s = clock.now() + SWEEP_S
@@ -96,18 +102,27 @@ class SessionManager:
             self._num_opened += 1
             self._sessions[tenant, opening.session_id] = session
             self._num_of[tenant] += 1
+            self._count_sampling_ids(tenant, session.num_sampling_ids)
         else:
+            num_before = session.num_sampling_ids
             num_common = session.reopen(opening, stop_ids)
+            self._count_sampling_ids(tenant, session.num_sampling_ids - num_before)
             # The last token is always fed, so that its logits can be read: KV length ≤ position − 1.
             self.truncate_kv(session, min(num_common, len(opening.token_ids) - 1))
         return session
 
-    def make_room(self, tenant: str) -> str:
-        """Makes room for one more session of `tenant`. Returns the limit that is in the way, "" for none.
+    def make_room(self, tenant: str, opening: OpenRequest) -> str:
+        """Makes room for a session of `tenant` with this opening, or for its new opening. Returns the limit that is in
+        the way, "" for none.
 
-        An idle session goes, the least recently used one: at the tenant's own limit one of its own, else one
-        of the tenant that has most.
+        Idle sessions go, the least recently used ones: at a limit of the tenant its own, else one of the tenant that
+        has most.
         """
+        session = self._sessions.get((tenant, opening.session_id))
+        limit = "" if session is not None else self._make_session_room(tenant)
+        return limit or self._make_sampling_room(tenant, opening, session)
+
+    def _make_session_room(self, tenant: str) -> str:
         is_own_full = self._num_of[tenant] >= self._tenant_max_sessions
         if not is_own_full and len(self._sessions) < self.max_sessions:
             return ""
@@ -115,20 +130,45 @@ class SessionManager:
         if not idle:
             own = f"all {self._tenant_max_sessions} sessions of this tenant"
             return own if is_own_full else f"all {self.max_sessions} sessions"
-        oldest = max(idle, key=lambda session: self._num_of[session.tenant])  # the first of equals
-        self._observer.on_evicted("session", oldest.opening.session_id)
-        self.forget(oldest)
+        self._give_up(max(idle, key=lambda session: self._num_of[session.tenant]))  # the first of equals
         return ""
+
+    def _make_sampling_room(self, tenant: str, opening: OpenRequest, session: Session | None) -> str:
+        """Makes room for the opening's stop ids, biases and bad words; one opening always fits."""
+        most, num_ids = self._tenant_max_sampling_ids, num_sampling_ids_of(opening)
+        num_own = 0 if session is None else session.num_sampling_ids
+        while most and num_ids and (others := self._num_sampling_ids_of[tenant] - num_own) + num_ids > most:
+            own = (each for each in self if each.tenant == tenant and each is not session)
+            idle = next((each for each in own if each.num_sampling_ids and self._is_idle(each)), None)
+            if idle is not None:
+                self._give_up(idle)
+            elif others:
+                return f"{others} of {most} sampling ids of this tenant (--tenant-max-sampling-ids)"
+            else:
+                break
+        return ""
+
+    def _give_up(self, session: Session) -> None:
+        self._observer.on_evicted("session", session.opening.session_id)
+        self.forget(session)
+
+    def _count_sampling_ids(self, tenant: str, number: int) -> None:
+        self._num_sampling_ids_of[tenant] += number
+        if not self._num_sampling_ids_of[tenant]:
+            del self._num_sampling_ids_of[tenant]
 
     def forget(self, session: Session) -> None:
         """Ends a session: its running work, if any, and its KV."""
         self.active.pop(session, None)
         session.running = None
         self.free(session)
-        if self._sessions.pop((session.tenant, session.opening.session_id), None) is not None:
+        key = session.tenant, session.opening.session_id
+        if self._sessions.pop(key, None) is not None:
             self._num_of[session.tenant] -= 1
             if not self._num_of[session.tenant]:
                 del self._num_of[session.tenant]
+            self._count_sampling_ids(session.tenant, -session.num_sampling_ids)
+            self._on_forgotten(key)
 
     def note_used(self, keys: Iterable[SessionKey]) -> None:
         """Notes that sessions are in use of which no request was admitted; those that are not known are passed over."""

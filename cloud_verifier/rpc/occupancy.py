@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from outrider.cloud_verifier.config import CallLimits
 from outrider.cloud_verifier.engine.admission import MAX_WAITING
+from outrider.cloud_verifier.engine.session import num_sampling_ids_of
 from outrider.common.types import GenerateRequest, OpenRequest, SessionRequest, VerifyRequest
 
 # Requests of one call that wait for the engine: no more are read until it has taken or answered some. Its session
@@ -127,10 +128,8 @@ def num_ids_of(request: SessionRequest) -> int:
             num_support_ids = sum(2 * len(each.token_ids) for each in request.q_support)
             return len(request.committed_tokens) + len(request.draft_tokens) + num_support_ids
         case OpenRequest(sampling=sampling):
-            num_word_ids = sum(1 + len(word) for word in sampling.bad_words)
-            num_others = len(request.stop_token_ids) + 2 * len(sampling.logit_bias)
             num_grammar_ids = 0 if sampling.grammar is None else len(sampling.grammar.text) // 8
-            return len(request.token_ids) + num_word_ids + num_others + num_grammar_ids
+            return len(request.token_ids) + num_sampling_ids_of(request) + num_grammar_ids
         case GenerateRequest():
             return len(request.committed_tokens)
         case _:

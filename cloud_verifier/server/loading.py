@@ -83,6 +83,7 @@ def create_engine(
         prefill_chunk_tokens=config.prefill_chunk(backend.device),
         queue_limits=config.queue_limits,
         tenant_max_sessions=config.tenant_max_sessions,
+        tenant_max_sampling_ids=config.tenant_max_sampling_ids,
         min_forward_s=config.min_forward_ms / 1000.0,
         hides_batch_size=config.hide_batch_size,
     )

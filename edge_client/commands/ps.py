@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from outrider.common.errors import LinkError
 from outrider.common.printable import one_line
 from outrider.edge_client.config.flags import load_run_config
 from outrider.edge_client.config.run_config import RunConfig
@@ -37,12 +38,14 @@ def main(namespace: argparse.Namespace) -> int:
     """Prints the list and returns the exit status. Raises `OutriderError`."""
     config = load_run_config(namespace).value
     found = ask_daemon(config.serve.listen, "/v1/sessions", api_key(config))
-    if namespace.json:
-        print(json.dumps(found))
-        return 0
-    for line in table(found["data"]):
-        print(line)
-    print(f"{found['running']} of {found['max_running']} running, {found['waiting']} waiting")
+    try:
+        lines = table(found["data"])
+        lines.append(f"{found['running']} of {found['max_running']} running, {found['waiting']} waiting")
+    except (KeyError, TypeError, ValueError):
+        raise LinkError(
+            f"what answers at {config.serve.listen} is no edge-client daemon: give its --listen"
+        ) from None
+    print(json.dumps(found) if namespace.json else "\n".join(lines))
     return 0
 
 

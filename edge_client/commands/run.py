@@ -31,7 +31,7 @@ from outrider.edge_client.ui.terminal import TextPrinter, can_redraw, readable, 
 if TYPE_CHECKING:
     from outrider.edge_client.ui.live import LiveView
 
-EXIT_INTERRUPTED = 130
+EXIT_SIGNALLED = 128  # and the signal's number
 
 
 def run(
@@ -51,7 +51,7 @@ def run(
     error: OutriderError | None = None
     # NO_COLOR is no setting of ours but a convention of terminals (no-color.org).
     has_colour = not os.environ.get("NO_COLOR")
-    with _cancel_on_interrupt(session, is_live):
+    with _cancel_on_signal(session, is_live) as received:
         try:
             if is_json:
                 deque(session.generate(), maxlen=0)
@@ -60,7 +60,9 @@ def run(
         except OutriderError as failure:
             error = failure
     result = session.result
-    status = EXIT_INTERRUPTED if result.finish_reason is FinishReason.CANCELLED else 0
+    status = 0
+    if result.finish_reason is FinishReason.CANCELLED:
+        status = EXIT_SIGNALLED + (received[0] if received else signal.SIGINT)
     if is_json:
         status = error.exit_code if error else status
         print(json.dumps(make_report(edge, result, seed, error, status)))
@@ -204,16 +206,20 @@ def _draft_fingerprint(edge: Edge, model: ModelInfo | None) -> str | None:
 
 
 @contextmanager
-def _cancel_on_interrupt(session: EdgeSession, is_live: bool) -> Iterator[None]:
-    """Ends the text at the first Ctrl-C, which closes the session. A second one ends the process at once; the
-    live view first restores the screen."""
+def _cancel_on_signal(session: EdgeSession, is_live: bool) -> Iterator[list[int]]:
+    """Ends the text at the first Ctrl-C or SIGTERM, which closes the session; yields the signals received. A second
+    Ctrl-C ends the process at once (the live view first restores the screen), as a second SIGTERM does."""
+    received: list[int] = []
 
-    def on_interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler if is_live else signal.SIG_DFL)
+    def on_signal(number: int, frame: object) -> None:
+        has_screen = is_live and number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if has_screen else signal.SIG_DFL)
+        received.append(number)
         session.cancel()
 
-    previous = signal.signal(signal.SIGINT, on_interrupt)
+    previous = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield received
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
@@ -24,7 +25,7 @@ def ask_daemon(address: str, path: str, api_key: str = "") -> Any:
             return json.load(response)
     except urllib.error.HTTPError as error:
         raise UsageError(f"the daemon at {address} refuses: {_message(error)}") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         reason = getattr(reason, "strerror", None) or reason
         hint = "start one with `edge-client serve`"

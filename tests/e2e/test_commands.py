@@ -173,8 +173,13 @@ def decode_address(text: str) -> str:
     return ".".join(map(str, number)) + f":{int(port, 16)}"
 
 
-@pytest.mark.parametrize("mode", ["speculative", "cloud-only"])
-def test_ctrl_c_cancels_on_both_sides_keeps_the_text_and_exits_130(tiny_pair: Pair, mode: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "number"),
+    [("speculative", signal.SIGINT), ("cloud-only", signal.SIGINT), ("auto", signal.SIGTERM)],
+)
+def test_a_signal_cancels_on_both_sides_and_keeps_the_text(
+    tiny_pair: Pair, mode: str, number: signal.Signals
+) -> None:
     # Slow enough that the text is not over before the signal comes.
     with serving(load_target(tiny_pair.target), ServeConfig(min_forward_ms=20.0)) as server:
         process = subprocess.Popen(
@@ -185,9 +190,9 @@ def test_ctrl_c_cancels_on_both_sides_keeps_the_text_and_exits_130(tiny_pair: Pa
             text=True,
         )
         assert eventually(lambda: server.engine.num_steps >= 5)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         stdout, stderr = process.communicate(timeout=60)
-        assert process.returncode == 130, stderr
+        assert process.returncode == 128 + number, stderr
         output = json.loads(stdout)
         assert output["finish_reason"] == "cancelled" and 0 < len(output["token_ids"]) < 400
         assert "Traceback" not in stderr

@@ -193,6 +193,67 @@ def test_a_tenant_whose_sessions_are_all_busy_is_refused_by_name_of_the_limit() 
     assert "all 1 sessions of this tenant" in error.message
 
 
+def open_with_stop_ids(
+    harness: Harness, name: int, num_ids: int, tenant: str = "default", position: int = 1
+) -> RoundError | Opened:
+    """A stop id counts as two."""
+    request = OpenRequest(
+        bytes([name]) * 16, (5,) * position, 1, GREEDY, stop_token_ids=(0,) * num_ids, ignore_eos=True
+    )
+    answer = harness.ask(request.session_id, request, tenant)
+    assert isinstance(answer, RoundError | Opened)
+    return answer
+
+
+def test_what_all_sessions_of_a_tenant_keep_to_sample_with_is_bounded() -> None:
+    harness = Harness(tenant_max_sampling_ids=100)
+    for tenant in ("default", "other"):
+        for name in (1, 2, 3):
+            assert isinstance(open_with_stop_ids(harness, name, 20, tenant), Opened)
+    assert [is_known(harness, bytes([name]) * 16) for name in (1, 2, 3)] == [False, True, True]
+    assert isinstance(open_with_stop_ids(harness, 4, 0), Opened), "it keeps none"
+    assert [is_known(harness, bytes([name]) * 16) for name in (2, 3, 4)] == [True, True, True]
+    # Another opening of a session counts in place of its first one.
+    assert isinstance(open_with_stop_ids(harness, 3, 30, position=2), Opened)
+    assert [is_known(harness, bytes([name]) * 16) for name in (2, 3, 4)] == [True, True, True]
+    assert isinstance(open_with_stop_ids(harness, 3, 31, position=3), Opened)
+    assert [is_known(harness, bytes([name]) * 16) for name in (2, 3, 4)] == [False, True, True]
+    assert isinstance(open_with_stop_ids(harness, 3, 500, position=4), Opened), "one opening always fits"
+    assert [is_known(harness, bytes([name]) * 16, "other") for name in (1, 2, 3)] == [False, True, True]
+    for name in (3, 4):
+        harness.ask(bytes([name]) * 16, CloseRequest(bytes([name]) * 16))
+    assert isinstance(open_with_stop_ids(harness, 5, 50), Opened), "closed sessions keep nothing"
+
+
+def test_busy_sessions_do_not_give_way_to_an_openings_stop_ids() -> None:
+    harness = Harness(tenant_max_sampling_ids=100)
+    opened = open_with_stop_ids(harness, 1, 40)
+    assert isinstance(opened, Opened)
+    harness.submit(bytes([1]) * 16, GenerateRequest(1, opened.position, opened.hash, max_new_tokens=30))
+    harness.engine.step()
+    opening = OpenRequest(bytes([2]) * 16, (5,), 1, GREEDY, stop_token_ids=(7,) * 11)
+    replies = harness.submit(bytes([2]) * 16, opening)
+    harness.engine.step()
+    (error,) = refusals([replies])
+    assert "80 of 100 sampling ids of this tenant (--tenant-max-sampling-ids) are busy" in error.message
+
+
+def test_sessions_that_are_gone_are_not_awaited() -> None:
+    """Beside a generation no step waits, so nothing else would forget them."""
+    harness = Harness(session_idle_ttl_ms=5000)
+    for name in range(1, 6):
+        session_id, opened = harness.open(name)
+        for round_id in (1, 2, 3):
+            harness.clock.now_s += 0.01
+            verdict = harness.ask(session_id, VerifyRequest(round_id, opened.position, opened.hash))
+            assert isinstance(verdict, Verdict)
+            opened = verdict
+    gathering = harness.engine._gathering
+    assert len(gathering._expected_s) == 5
+    harness.pass_time(20.0)
+    assert not harness.engine.sessions and not gathering._expected_s
+
+
 def test_a_session_is_silent_only_from_the_end_of_its_last_work() -> None:
     harness = Harness(session_idle_ttl_ms=5000)
     session_id, opened = harness.open(ignore_eos=True)

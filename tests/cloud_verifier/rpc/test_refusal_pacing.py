@@ -58,7 +58,9 @@ class RefusedRounds:
             limits=LIMITS,
             registry=StreamRegistry(),
         )
-        monkeypatch.setattr("outrider.cloud_verifier.rpc.stream.asyncio.sleep", self.sleep)
+        # Of this module alone: servers of other tests, on their threads, go on sleeping.
+        in_virtual_time = SimpleNamespace(**(vars(asyncio) | {"sleep": self.sleep}))
+        monkeypatch.setattr("outrider.cloud_verifier.rpc.stream.asyncio", in_virtual_time)
 
     async def sleep(self, seconds: float) -> None:
         self.clock.sleep(seconds)

@@ -61,7 +61,7 @@ def test_the_time_to_the_first_token_includes_the_wait_in_the_queue(
 ) -> None:
     count, total_s = "ttft_seconds_count", "ttft_seconds_sum"
     num_before, before_s = sample(narrow, count), sample(narrow, total_s)
-    long = threading.Thread(target=write, args=(its_client, "edge-only", 60))  # 60 × 20 ms at least
+    long = threading.Thread(target=write, args=(its_client, "edge-only", 120))  # 120 × 20 ms at least
     long.start()
     assert wait_until(lambda: narrow.num_requests() == 1)
     felt_s = write(its_client, "edge-only")

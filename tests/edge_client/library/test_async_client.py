@@ -108,10 +108,17 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> type[SlowConnection]:
 
 
 def test_what_was_opened_for_a_task_that_gave_up_is_closed(slow: type[SlowConnection]) -> None:
+    async def enter() -> None:
+        async with outrider.connect_async("127.0.0.1:9"):
+            pass
+
     async def work() -> None:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1), outrider.connect_async("127.0.0.1:9"):
-                pass
+        entering = asyncio.create_task(enter())
+        while not slow.made:
+            await asyncio.sleep(0.01)
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
         assert [each.is_closed for each in slow.made] == [False]
         slow.may_open.set()
         async with asyncio.timeout(30):

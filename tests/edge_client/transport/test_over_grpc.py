@@ -260,6 +260,7 @@ def test_an_outage_is_bridged_and_after_it_tokens_are_verified_again_on_a_fresh_
     policy: OnTimeout,
 ) -> None:
     backend = FakeBackend(max_context=4000)
+    bridged: list[int] = []  # tokens of the outage: a slow machine may miss a deadline at any other time too
     with serving(backend) as server, TcpProxy(server.port) as proxy:
 
         def on_token(index: int, session: EdgeSession) -> None:
@@ -269,13 +270,15 @@ def test_an_outage_is_bridged_and_after_it_tokens_are_verified_again_on_a_fresh_
             origin = session.result.origins[index]
             if origin is Origin.EDGE_ONLY:
                 time.sleep(0.02)
-            if index > 9 and session.result.num_unverified_tokens and origin.is_verified:
-                session.cancel()  # a slow machine may miss a deadline before the outage too
+            if proxy.is_swallowing and not origin.is_verified:
+                bridged.append(index)
+            if bridged and not proxy.is_swallowing and origin.is_verified:
+                session.cancel()
 
         result = decode(
             proxy.port, backend, on_timeout=policy, deadline_s=0.1, num_new=3000, on_token=on_token
         )
-    assert 0 < result.num_unverified_tokens < len(result.token_ids) - 10
+    assert bridged and result.finish_reason is FinishReason.CANCELLED
     assert result.is_verified[-1], "bytes lost are missed for ever: not by the connection of before"
 
 
