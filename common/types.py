@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 PROTOCOL_VERSION = 1  # of the messages; sides with different versions refuse each other
+LOADING = "loading the target"  # a verifier's answer to all calls, as UNAVAILABLE, until it has loaded
 
 TokenIds = tuple[int, ...]
 

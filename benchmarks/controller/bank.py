@@ -12,7 +12,7 @@ import itertools
 import math
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -62,15 +62,21 @@ FIXED_SETTINGS: dict[str, Mapping[str, Any]] = {
 }
 
 
+# Forwards on two shared cores, over and over (docs/controller.md).
+BUSY = {"drift": 0.2, "drift_s": 0.3, "jitter": 0.15}
+
+
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Holds one case; `set_name` is a pair's and a temperature's, as the simulator replays it."""
+    """Holds one case; `set_name` is a pair's and a temperature's, as the simulator replays it. Forwards of a busy one
+    vary."""
 
     set_name: str
     num_tokens: int
     rtt_ms: float
     stretch: str
     is_later: bool
+    is_busy: bool = False
 
     @property
     def pair(self) -> str:
@@ -79,10 +85,17 @@ class Case:
 
     def __str__(self) -> str:
         when = "later" if self.is_later else "first"
-        return f"{self.set_name}, {self.num_tokens} tokens, RTT {self.rtt_ms:g} ms, {self.stretch}, {when}"
+        busy = ", busy" if self.is_busy else ""
+        return (
+            f"{self.set_name}, {self.num_tokens} tokens, RTT {self.rtt_ms:g} ms, {self.stretch}, {when}{busy}"
+        )
 
     def place(self) -> Place:
         """Returns what its parts take."""
+        place = self._idle_place()
+        return replace(place, verifier={**place.verifier, **BUSY}) if self.is_busy else place
+
+    def _idle_place(self) -> Place:
         if (stretched := STRETCHES[self.stretch]) is None:
             return recorded_place(self.set_name, self.rtt_ms)
         forward_ms, draft_ms = stretched

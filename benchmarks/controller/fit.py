@@ -14,7 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.controller.bank import DEFAULT, OPTIMAL, Case, Rivals, draw_cases, power_mean, rivals_of
@@ -145,13 +145,30 @@ def fit_and_judge(cases: Sequence[Case]) -> Found:
     judgements = {
         "shipped": Judged.of(shipped.seconds, rivals),
         "left_out": Judged.of([left_out[number] for number in range(len(cases))], rivals),
+        "busy": judge_busy(cases),
     }
+    say(f"forwards vary: {judgements['busy']}")
     to_length = [each / rival.best_length_s for each, rival in zip(optimal, rivals, strict=True)]
     return _measures(cases, judgements, to_length), _details(cases, rivals, shipped, judgements, chosen)
 
 
+def judge_busy(cases: Sequence[Case]) -> Judged:
+    """Plays the same cases on a machine whose forwards vary, with the constants that ship."""
+    busy = [replace(case, is_busy=True) for case in cases]
+    with fresh_processes() as pool:
+        rivals = list(pool.map(rivals_of, busy, chunksize=2))
+    return Judged.of(play({}, busy), rivals)
+
+
 def _text(changes: Changes) -> str:
     return ", ".join(f"{name} {value}" for name, value in changes.items()) or "as shipped"
+
+
+_WHAT = {
+    "shipped": "constants that ship",
+    "left_out": "constants fitted on the other pairs",
+    "busy": "forwards that vary",
+}
 
 
 def _measures(
@@ -160,7 +177,7 @@ def _measures(
     measures = []
     for name, found in judgements.items():
         suffix = "" if name == "shipped" else f"_{name}"
-        what = "constants that ship" if name == "shipped" else "constants fitted on the other pairs"
+        what = _WHAT[name]
         worst = max(range(len(cases)), key=found.to_best.__getitem__)
         mean_text = f"TPOT of the defaults : best fixed setting, {len(cases)} cases of the bank, {what}, mean"
         measures += [
@@ -211,8 +228,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=CASES_A_PAIR, metavar="N", help="of each pair")
     parser.add_argument("--seed", type=int, default=SEED, metavar="N", help="that draws them")
     parser.add_argument("--try", dest="tried", metavar="JSON", help="only play these constants")
+    parser.add_argument("--busy", action="store_true", help="only play what ships, with forwards that vary")
     arguments = parser.parse_args(argv)
     cases = draw_cases(arguments.cases, arguments.seed)
+    if arguments.busy:
+        print(judge_busy(cases))
+        return 0
     if arguments.tried is not None:
         with fresh_processes() as pool:
             rivals = list(pool.map(rivals_of, cases, chunksize=2))

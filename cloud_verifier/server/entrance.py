@@ -19,6 +19,7 @@ from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.addresses import check_addresses
 from outrider.common.errors import UsageError
 from outrider.common.process.tracing import find_tracer
+from outrider.common.types import LOADING
 
 # Calls of one connection, of all kinds: more wait at their client. Twice what a tenant has open at most by default
 # (--tenant-max-calls), where an edge has a few; it bounds what is open before it is counted.
@@ -101,7 +102,7 @@ class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.stream_stream_rpc_method_handler(self._answer)  # which a unary call cannot tell apart
 
     async def _answer(self, requests: Any, context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNAVAILABLE, "loading the target")
+        await context.abort(grpc.StatusCode.UNAVAILABLE, LOADING)
 
 
 def _add_reflection(server: Any) -> None:

@@ -70,6 +70,7 @@ class ModePolicy:
         self.conditions = conditions or Conditions()
         self._is_observer = conditions is None
         self.num_changes = 0
+        self.reason = "first" if len(modes) > 1 else "given"  # why `current` is: see `Stretch.reason`
         self.expected_ms: dict[ExecutionMode, float] = {}  # a token in each mode, at the last decision
         self._modes = tuple(modes)
         self._has_best_length = length is None
@@ -132,7 +133,7 @@ class ModePolicy:
 
     def leave_stream(self) -> None:
         """Returns to the first mode after a broken stream: rounds have a fallback without a link."""
-        self.current = self._modes[0]
+        self.current, self.reason, self.expected_ms = self._modes[0], "stream_lost", {}
 
     def choose(self, num_remaining: int) -> ExecutionMode:
         """Decides where a decision is due; returns the mode to continue in, which `current` then is."""
@@ -156,6 +157,7 @@ class ModePolicy:
         paces = {mode: table.pace(mode) for mode in self._modes}
         prospects = self._prospects(paces, weights, num_tokens, link.rtt_s)
         best = min(prospects, key=prospects.__getitem__)
+        self.reason = "fastest"
         self.expected_ms = {mode: 1e3 * float(weights @ own.token_s) for mode, own in paces.items()}
         if best is not self.current:
             self.num_changes += self._num_observed > 0

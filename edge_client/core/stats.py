@@ -97,12 +97,14 @@ class JudgedTree:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Says which mode made the text from its new token `start` on, and what each mode was expected to take when it
-    was chosen: ms a token, nothing where it was not a choice."""
+    """Says which mode made the text from its new token `start` on, and why: `reason` is "given" by an option,
+    "first" as long as nothing is known, "fastest" by `expected_ms`, what a token was expected to take in each mode,
+    "stream_lost" where cloud-only's stream broke, or "draft_full" at the end of the draft's context."""
 
     mode: str
     start: int
     expected_ms: dict[str, float]
+    reason: str
 
 
 @dataclass(slots=True)
@@ -202,13 +204,13 @@ class SessionStats:
         }
 
     def _stretches(self, num_tokens: int) -> list[dict[str, object]]:
-        """Returns the mode, the number of tokens and the expected times of each stretch that has tokens."""
+        """Returns the mode, the number of tokens, the reason and the expected times of each stretch that has tokens."""
         if not self.stretches:
             return []
         ends = [*(each.start for each in self.stretches[1:]), num_tokens]
         counts = [min(end, num_tokens) - each.start for each, end in zip(self.stretches, ends, strict=True)]
         return [
-            {"mode": each.mode, "num_tokens": count, "expected_ms": each.expected_ms}
+            {"mode": each.mode, "num_tokens": count, "reason": each.reason, "expected_ms": each.expected_ms}
             for each, count in zip(self.stretches, counts, strict=True)
             if count > 0
         ]

@@ -159,10 +159,10 @@ class GenerationState:
         """Records the mode that makes the next tokens: the one given, or the policy's choice."""
         policy, mode = self.window.policy, self.options.mode
         if policy is not None and mode.has_rounds:
-            self.recorder.in_mode(policy.current, len(self.tokens.origins), policy.expected_ms)
+            self.recorder.in_mode(policy.current, len(self.tokens.origins), policy.reason, policy.expected_ms)
         else:
             made = ExecutionMode.SPECULATIVE if mode is ExecutionMode.AUTO else mode
-            self.recorder.in_mode(made, len(self.tokens.origins), {})
+            self.recorder.in_mode(made, len(self.tokens.origins), "given", {})
 
     def num_to_draft(self, num_assumed: int = 0) -> int:
         """Returns the next round's depth after `num_assumed` tokens that are not certain yet: within

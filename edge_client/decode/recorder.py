@@ -40,13 +40,13 @@ class Recorder:
         self.stats.start_ns = int(now_s * 1e9)
 
     def in_mode(
-        self, mode: ExecutionMode, num_tokens: int, expected_ms: Mapping[ExecutionMode, float]
+        self, mode: ExecutionMode, num_tokens: int, reason: str, expected_ms: Mapping[ExecutionMode, float]
     ) -> None:
-        """Notes the mode that makes what follows the first `num_tokens` new tokens."""
+        """Notes the mode that makes what follows the first `num_tokens` new tokens; the first one makes them too."""
         stretches = self.stats.stretches
         if not stretches or stretches[-1].mode != mode:
             expected = {str(each): round(ms, 3) for each, ms in expected_ms.items()}
-            stretches.append(Stretch(str(mode), num_tokens, expected))
+            stretches.append(Stretch(str(mode), num_tokens if stretches else 0, expected, reason))
 
     def record(self, record: RoundRecord) -> None:
         """Adds a round's record. The first ones are observed at once, as each may change the plan; later ones

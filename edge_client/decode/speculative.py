@@ -107,7 +107,7 @@ class SpeculativeLoop:
             pipeline.abandon(branch, draft)
         elif self._is_draft_full(proposal):
             log.info("the draft's context is full: cloud-only from here")
-            state.recorder.in_mode(ExecutionMode.CLOUD_ONLY, len(state.tokens.origins), {})
+            state.recorder.in_mode(ExecutionMode.CLOUD_ONLY, len(state.tokens.origins), "draft_full", {})
             yield from stream_cloud_only(state)
         else:
             proposal.judgement = state.proposer.judge(draft, proposal.assumed)

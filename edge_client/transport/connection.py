@@ -36,6 +36,7 @@ class ConnectionManager:
         self._clock = clock
         self._reconnector = Reconnector(link, self.breaker, self._wake, clock, threads)
         self._is_cancelled = False
+        self._broken_by: LinkError | None = None  # since the last answer
         self._last_answer_s = clock.now()
 
     @property
@@ -53,9 +54,14 @@ class ConnectionManager:
 
     @property
     def trouble(self) -> str:
-        """Returns why there is no connection, in brackets; empty where there is one or no reason is known."""
-        error = self._reconnector.last_error
-        return f" ({error})" if self.connection is None and error else ""
+        """Returns in brackets why there is no connection, or why the last one without an answer broke; empty where no
+        reason is known."""
+        error = (
+            self._broken_by
+            if self.connection is not None
+            else self._reconnector.last_error or self._broken_by
+        )
+        return f" ({error})" if error else ""
 
     # -------------------------------------------------------------------------------- connecting
 
@@ -157,7 +163,11 @@ class ConnectionManager:
         timeout_s = until_s - self._clock.now()
         if not self.breaker.is_closed:
             timeout_s = min(_SLICE_S, timeout_s)
-        reply = self.connection.receive(timeout_s)
+        try:
+            reply = self.connection.receive(timeout_s)
+        except LinkError as error:
+            self._broken_by = error
+            raise
         if reply is not None:
             self._note_answer()
         elif not self.breaker.is_closed:
@@ -171,7 +181,7 @@ class ConnectionManager:
         return self._clock.now() - queued_s
 
     def _note_answer(self) -> None:
-        self._last_answer_s = self._clock.now()
+        self._last_answer_s, self._broken_by = self._clock.now(), None
         if not self.breaker.is_closed:
             self.breaker.record_answer()
             self._reconnector.stop()

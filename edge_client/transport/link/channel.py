@@ -12,6 +12,7 @@ import grpc
 
 from outrider.common.errors import LinkError, LinkFaultError, OutriderError
 from outrider.common.printable import one_line
+from outrider.common.types import LOADING
 from outrider.edge_client.transport.link.balancing import connect_by_call, ring_options
 from outrider.edge_client.transport.link.base import CallRejectedError
 from outrider.edge_client.transport.link.diagnosis import diagnose
@@ -132,4 +133,6 @@ def translate(error: grpc.RpcError, address: str) -> OutriderError:
         fix = "name a token that it knows with --token-file" if code is _NO_TOKEN else ""
         found = f"the verifier at {address} rejects the call: {_REJECTED[code]} ({details})"
         return CallRejectedError(found, fix)
+    if code is grpc.StatusCode.UNAVAILABLE and details == LOADING:
+        return LinkError(f"the verifier at {address} is {LOADING}", "wait until it has loaded")
     return LinkError(f"lost the connection to {address}: {code.name.lower()}: {details}")

@@ -13,7 +13,7 @@ from outrider.cloud_verifier.verification.methods.base import NoiseKey
 from outrider.cloud_verifier.verification.rows import RawLogprobs, StepRound
 from outrider.common.types import TokenIds
 from outrider.experiments.simulator.parts import text
-from outrider.experiments.simulator.parts.times import VerifierTimes
+from outrider.experiments.simulator.parts.times import BusyMachine, VerifierTimes
 from outrider.experiments.simulator.world.world import World
 
 BLOCK_TOKENS = 16
@@ -92,9 +92,10 @@ class SimulatedTarget:
     num_weight_bytes = num_kv_bytes = 0
     staging = None
 
-    def __init__(self, world: World, times: VerifierTimes, kv_tokens: int = 0) -> None:
-        """Makes a pool of `kv_tokens`; 0 is one that is never full."""
+    def __init__(self, world: World, times: VerifierTimes, kv_tokens: int = 0, seed: str = "") -> None:
+        """Makes a pool of `kv_tokens`; 0 is one that is never full. `seed` is that of the times that vary."""
         self.times = times
+        self._busy = BusyMachine(times, seed) if times.drift or times.jitter else None
         self._world = world
         self.num_forwards = 0
         self.num_query_rows = 0
@@ -135,6 +136,8 @@ class SimulatedTarget:
         self.num_forwards += 1
         self.num_query_rows += num_tokens
         step_s = self.times.step_s(len(items), num_tokens, num_context, num_nodes)
+        if self._busy is not None:
+            step_s *= self._busy.factor(self._world.now_s)
         self.forward_s += step_s
         self._world.sleep(step_s)
         return KnownLogits(num_ending * self.times.answer_ms / 1e3)

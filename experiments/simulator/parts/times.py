@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,8 @@ TIMES = Path(__file__).resolve().parents[1] / "times"
 DEFAULT_TIMES = "embedded-2-cores"  # of the machine that the benchmarks of this repository run on
 
 PartT = TypeVar("PartT")
+
+_DRIFT_SLICE_S = 0.02  # in which a busy machine's load stays as it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +36,39 @@ class VerifierTimes:
     answer_ms: float = option(0.0, "verification and commit of one session, in the step", minimum=0)
     receive_ms: float = option(0.0, "from a socket to the engine", minimum=0)
     send_ms: float = option(0.0, "from the engine to a socket", minimum=0)
+    drift: float = option(
+        0.0, "standard deviation of a forward's logarithm, as other load comes and goes", minimum=0
+    )
+    drift_s: float = option(
+        1.0, "for which that load lasts (its autocorrelation falls to 1/e)", minimum=0.001
+    )
+    jitter: float = option(0.0, "the same from one forward to the next", minimum=0)
 
     def step_s(self, num_sessions: int, num_tokens: int, num_context: int, num_nodes: int = 0) -> float:
         """Returns the seconds of a forward, without its answers."""
         context_ms = num_context * self.context_ms / 1000
         step_ms = self.step_ms + num_sessions * self.session_ms + num_tokens * self.token_ms + context_ms
         return (step_ms + num_nodes * self.node_ms) / 1e3
+
+
+class BusyMachine:
+    """Says by which factor forwards take longer or shorter, on a machine that has other things to do: an
+    Ornstein-Uhlenbeck process in the factor's logarithm, and jitter. The drift is a function of seed and time alone, so
+    that settings that are compared meet the same load."""
+
+    def __init__(self, times: VerifierTimes, seed: str) -> None:
+        self._times = times
+        self._drifts, self._jitters = random.Random(f"{seed} drift"), random.Random(f"{seed} jitter")
+        self._memory = math.exp(-_DRIFT_SLICE_S / times.drift_s)
+        self._drift, self._slice = self._drifts.gauss(0.0, times.drift), 0
+
+    def factor(self, now_s: float) -> float:
+        """Returns that of a forward which begins now; time does not go back."""
+        innovation = self._times.drift * math.sqrt(1 - self._memory**2)
+        while (self._slice + 1) * _DRIFT_SLICE_S <= now_s:
+            self._drift = self._memory * self._drift + self._drifts.gauss(0.0, innovation)
+            self._slice += 1
+        return math.exp(self._drift + self._jitters.gauss(0.0, self._times.jitter))
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ class SimulatedVerifier:
         self.name = name
         self.receive_s, self.send_s = times.receive_ms / 1e3, times.send_ms / 1e3
         self.busy_s = 0.0
-        self.target = SimulatedTarget(world, times, kv_tokens)
+        self.target = SimulatedTarget(world, times, kv_tokens, seed=name)
         clock = VirtualClock(world)
         drafter = CoLocatedDrafter(
             TracedDraft(draft_times, texts, world.sleep),
@@ -83,6 +83,7 @@ class SimulatedVerifier:
             prefill_chunk_tokens=config.prefill_chunk(config.device),
             queue_limits=config.queue_limits,
             tenant_max_sessions=config.tenant_max_sessions,
+            tenant_max_sampling_ids=config.tenant_max_sampling_ids,
             min_forward_s=config.min_forward_ms / 1e3,
             clock=clock,
             make_rows=self.target.make_rows,

@@ -22,6 +22,7 @@ from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder, kernels_f
 from outrider.cloud_verifier.backends.lean import LeanDecoder
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
+from outrider.cloud_verifier.server.cli import describe_target
 from outrider.common.errors import ModelError
 from outrider.kernels import plain_layers
 
@@ -246,7 +247,9 @@ def test_what_the_own_decoder_does_not_compute_is_left_to_transformers(
     llama: Path, fields: dict[str, Any]
 ) -> None:
     edit_config(llama, **fields)
-    assert not isinstance(load_target(llama, kv_tokens=256).decoder, LeanDecoder)
+    backend = load_target(llama, kv_tokens=256)
+    assert not isinstance(backend.decoder, LeanDecoder)
+    assert " (through transformers, float32" in describe_target(backend)
 
 
 def test_chunked_attention_in_config_json_is_refused_without_transformers(llama: Path) -> None:

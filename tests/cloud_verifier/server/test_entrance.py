@@ -16,9 +16,10 @@ from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine.driver import EngineStoppedError
 from outrider.cloud_verifier.server.entrance import Entrance
 from outrider.cloud_verifier.server.server import VerifierServer, serve_until_signalled
-from outrider.common.errors import ModelError
+from outrider.common.errors import LinkError, ModelError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
+from outrider.edge_client.transport.link.probe import probe
 
 CONFIG = ServeConfig(listen="127.0.0.1:0", admin_listen="none")
 Status = health_pb2.HealthCheckResponse.ServingStatus
@@ -37,6 +38,9 @@ def assert_calls_are_refused(port: int) -> None:
         for call in (describe, session):
             assert call.code() is grpc.StatusCode.UNAVAILABLE
             assert "loading the target" in call.details()
+    with pytest.raises(LinkError, match="is loading the target") as told:
+        probe(f"127.0.0.1:{port}")
+    assert told.value.fix == "wait until it has loaded"
 
 
 def test_until_the_target_is_loaded_health_says_no_and_calls_are_told_why() -> None:

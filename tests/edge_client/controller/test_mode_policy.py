@@ -226,6 +226,18 @@ def test_what_is_chosen_where_it_would_change_the_text_is_rounds_one_at_a_time()
     assert run_config(num_speculative_tokens=8, depth_policy="optimal").depth_policy == "optimal"
 
 
+def test_the_reason_of_a_mode_is_told() -> None:
+    choice = ModePolicy(CHOOSABLE_MODES)
+    assert choice.reason == "first" and not choice.expected_ms
+    assert ModePolicy(CHOOSABLE_MODES[:1]).reason == "given"
+    choice.conditions.observe_opening(0.02, 0.03, 0.3, 0.029, 0.0002)
+    assert choice.choose(100) is ExecutionMode.CLOUD_ONLY
+    assert choice.reason == "fastest" and set(choice.expected_ms) == set(CHOOSABLE_MODES)
+    choice.leave_stream()
+    assert choice.current is ExecutionMode.SPECULATIVE
+    assert choice.reason == "stream_lost" and not choice.expected_ms
+
+
 def test_single_calls_are_not_pipelined() -> None:
     with pytest.raises(UsageError, match="--pipeline on needs --transport stream"):
         make_window(run_config(pipeline="on", transport="unary"))

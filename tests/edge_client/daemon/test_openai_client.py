@@ -36,9 +36,11 @@ def test_a_completion_has_the_text_of_edge_client_run_with_the_same_seed(
     assert answer.choices[0].finish_reason == ran["finish_reason"] == "length"
     assert answer.system_fingerprint == f"fp_{ran['target_fingerprint'][:12]}"
     own = answer.usage.model_extra["outrider"]  # type: ignore[union-attr]
-    assert (
-        own["exact"] and own["reproducible"] and own["seed"] == 7 and own["stretches"] and own["bytes_up"] > 0
-    )
+    assert own["exact"] and own["reproducible"] and own["seed"] == 7 and own["bytes_up"] > 0
+    assert own["stretches"][0]["reason"] == "fastest"
+    for each in own["stretches"]:
+        assert {"speculative", "cloud-only"} <= each["expected_ms"].keys()
+    assert sum(each["num_tokens"] for each in own["stretches"]) == len(ran["token_ids"])
     assert answer.usage.completion_tokens == len(ran["token_ids"])  # type: ignore[union-attr]
 
 

@@ -198,6 +198,7 @@ def test_a_draft_at_its_own_context_limit_hands_over_to_the_target() -> None:
     assert Origin.ACCEPTED in session.result.origins
     first, then = session.result.stats.stretches
     assert (first.mode, then.mode) == ("speculative", "cloud-only")
+    assert (first.reason, then.reason) == ("given", "draft_full")
     assert first.start == 0 and set(session.result.origins[then.start :]) == {Origin.TARGET}
 
 

@@ -6,8 +6,10 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from support.calls import PATIENCE_S, eventually
@@ -18,6 +20,7 @@ from support.processes.server import serving
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.common.errors import IncompatibleError, LinkError, LinkFaultError, UsageError
 from outrider.common.types import (
+    LOADING,
     Closed,
     CloseRequest,
     Draft,
@@ -280,6 +283,25 @@ def test_an_outage_is_bridged_and_after_it_tokens_are_verified_again_on_a_fresh_
         )
     assert bridged and result.finish_reason is FinishReason.CANCELLED
     assert result.is_verified[-1], "bytes lost are missed for ever: not by the connection of before"
+
+
+@pytest.mark.parametrize("transport", ["stream", "unary"])
+def test_an_edge_that_gave_up_says_that_the_verifier_was_still_loading(
+    backend: FakeBackend, transport: str
+) -> None:
+    def refuse(request: object, context: grpc.ServicerContext) -> None:
+        context.abort(grpc.StatusCode.UNAVAILABLE, LOADING)
+
+    server = grpc.server(ThreadPoolExecutor(4))
+    handlers = {name: grpc.stream_stream_rpc_method_handler(refuse) for name in ("Session", "Open")}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("outrider.v1.Verifier", handlers),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with pytest.raises(LinkError, match=rf"the verifier at 127\.0\.0\.1:{port} is loading the target"):
+            decode(port, backend, transport=transport, recover_timeout_s=1.0)
+    finally:
+        server.stop(None).wait()
 
 
 def test_a_restarted_verifier_gets_the_session_again(backend: FakeBackend) -> None:
