@@ -62,7 +62,7 @@ FIXED_SETTINGS: dict[str, Mapping[str, Any]] = {
 }
 
 
-# Forwards on two shared cores, over and over (docs/controller.md).
+# By hand, for forwards on two cores that other processes use (docs/controller.md).
 BUSY = {"drift": 0.2, "drift_s": 0.3, "jitter": 0.15}
 
 

@@ -41,7 +41,7 @@ def main(namespace: argparse.Namespace) -> int:
     try:
         lines = table(found["data"])
         lines.append(f"{found['running']} of {found['max_running']} running, {found['waiting']} waiting")
-    except (KeyError, TypeError, ValueError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise LinkError(
             f"what answers at {config.serve.listen} is no edge-client daemon: give its --listen"
         ) from None

@@ -26,7 +26,7 @@ def test_ps_prints_no_control_characters(
     assert "eve  second" in lines[1] and lines[2].endswith("bob")
 
 
-@pytest.mark.parametrize("found", [{}, [], {"data": [{}]}, {"data": 1, "running": 2}])
+@pytest.mark.parametrize("found", [{}, [], {"data": [{}]}, {"data": ["x"]}, {"data": 1, "running": 2}])
 def test_ps_says_that_something_else_answers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: object
 ) -> None:
