@@ -76,8 +76,6 @@ def _explain(address: str, security: LinkSecurity, error: OutriderError) -> Find
         if error.fix:
             return fault("token", found, f"{error.fix}; `cloud-verifier token new` makes one there")
         return fault("verifier", found, f"is {address} a verifier's port? See --listen there")
-    if error.fix:
-        return fault("verifier", found, error.fix)
     if "refused" in found:
         todo = f"start it there: cloud-verifier serve --listen {address}; or name its address with --verifier"
         return fault("verifier", found, todo)
@@ -87,7 +85,8 @@ def _explain(address: str, security: LinkSecurity, error: OutriderError) -> Find
     if speaks:
         todo = "this is another service's port (the verifier's admin port?): see --listen there"
         return fault("verifier", f"{address} speaks {speaks}, not gRPC", todo)
-    return fault("verifier", found, "is the host up, and do the firewalls on the way let TCP through?")
+    todo = error.fix or "is the host up, and do the firewalls on the way let TCP through?"
+    return fault("verifier", found, todo)
 
 
 def sniff(address: str) -> str | None:

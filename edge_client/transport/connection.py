@@ -6,7 +6,7 @@ import logging
 import math
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
-from outrider.common.errors import LinkError, LinkFaultError, RoundTimeoutError
+from outrider.common.errors import LinkError, LinkFaultError, OutriderError, RoundTimeoutError
 from outrider.common.types import SessionRequest, SessionResponse
 from outrider.edge_client.transport.breaker import CircuitBreaker
 from outrider.edge_client.transport.link.base import Connection, Traffic, VerifierLink
@@ -56,11 +56,9 @@ class ConnectionManager:
     def trouble(self) -> str:
         """Returns in brackets why there is no connection, or why the last one without an answer broke; empty where no
         reason is known."""
-        error = (
-            self._broken_by
-            if self.connection is not None
-            else self._reconnector.last_error or self._broken_by
-        )
+        error: OutriderError | None = self._broken_by
+        if self.connection is None:
+            error = self._reconnector.last_error or error
         return f" ({error})" if error else ""
 
     # -------------------------------------------------------------------------------- connecting
