@@ -62,7 +62,7 @@ FIXED_SETTINGS: dict[str, Mapping[str, Any]] = {
 }
 
 
-# By hand, for forwards on two cores that other processes use (docs/controller.md).
+# By hand, for a busy hour of two shared cores (docs/controller.md).
 BUSY = {"drift": 0.2, "drift_s": 0.3, "jitter": 0.15}
 
 
