@@ -216,8 +216,8 @@ def _details(
     rows = zip(cases, rivals, shipped.seconds, *(each.to_best for each in judgements.values()), strict=True)
     lines = {
         str(case): f"best {rival.best}, {1e3 * rival.best_s:.2f} ms a token, shipped {1e3 * own_s:.2f} "
-        f"({ratio:.3f}), left out {left_out:.3f}"
-        for case, rival, own_s, ratio, left_out in rows
+        f"({ratio:.3f}), left out {left_out:.3f}, busy {busy:.3f}"
+        for case, rival, own_s, ratio, left_out, busy in rows
     }
     return {"chosen_without": {pair: _text(changes) for pair, changes in chosen.items()}, "cases": lines}
 

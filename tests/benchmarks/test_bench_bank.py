@@ -15,13 +15,14 @@ from benchmarks.controller.bank import (
     CLOUD_ONLY,
     DEFAULT,
     Case,
+    Rivals,
     all_cases,
     bank,
     draw_cases,
     fixed,
     power_mean,
 )
-from benchmarks.controller.fit import Trial, all_changes, choose, play
+from benchmarks.controller.fit import Judged, Trial, all_changes, choose, play
 from benchmarks.controller.simulated import Place, play_edges
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.experiments.shared.acceptance_traces import TextTrace
@@ -108,3 +109,14 @@ def test_no_change_of_the_grid_is_what_ships() -> None:
     for changes in all_changes():
         assert changes != {name: getattr(SETTINGS, name) for name in changes}
     assert {name for changes in all_changes() for name in changes} == {n for names in fit.GRID for n in names}
+
+
+def test_every_judgement_is_measured_and_told_of_each_case() -> None:
+    judgements = {name: Judged([1.0, 1.2], [0.9, 1.0]) for name in fit._WHAT}
+    cases = [NEAR, NEAR]
+    found = {each.id: each.value for each in fit._measures(cases, judgements, [1.0, 1.1])}
+    assert len(found) == 3 * len(judgements) + 1
+    assert found["ctl.bank_busy"] == pytest.approx(1.1) and found["ctl.bank_worst_left_out"] == 1.2
+    rivals = [Rivals({"cloud-only": 0.01})] * 2
+    details = fit._details(cases, rivals, Trial({}, [0.01, 0.012]), judgements, {"prose/trained": {}})
+    assert "left out 1.200, busy 1.200" in details["cases"][str(NEAR)]
