@@ -120,8 +120,7 @@ def fit_and_judge(cases: Sequence[Case]) -> Found:
     def say(text: str) -> None:
         print(f"{time.monotonic() - begin_s:5.0f} s  {text}", flush=True)
 
-    with fresh_processes() as pool:
-        rivals = list(pool.map(rivals_of, cases, chunksize=2))
+    rivals = _rivals(cases)
     say(f"{len(cases)} cases, every fixed setting")
     shipped = Trial({}, play({}, cases))
     say(f"shipped: {Judged.of(shipped.seconds, rivals)}")
@@ -145,19 +144,25 @@ def fit_and_judge(cases: Sequence[Case]) -> Found:
     judgements = {
         "shipped": Judged.of(shipped.seconds, rivals),
         "left_out": Judged.of([left_out[number] for number in range(len(cases))], rivals),
-        "busy": judge_busy(cases),
+        "busy": judge_cases(_on_a_busy_machine(cases)),
     }
     say(f"forwards vary: {judgements['busy']}")
     to_length = [each / rival.best_length_s for each, rival in zip(optimal, rivals, strict=True)]
     return _measures(cases, judgements, to_length), _details(cases, rivals, shipped, judgements, chosen)
 
 
-def judge_busy(cases: Sequence[Case]) -> Judged:
-    """Plays the same cases on a machine whose forwards vary, with the constants that ship."""
-    busy = [replace(case, is_busy=True) for case in cases]
+def judge_cases(cases: Sequence[Case], changes: Changes | None = None) -> Judged:
+    """Plays every fixed setting, and the defaults with changed constants (None: those that ship)."""
+    return Judged.of(play(changes or {}, cases), _rivals(cases))
+
+
+def _rivals(cases: Sequence[Case]) -> list[Rivals]:
     with fresh_processes() as pool:
-        rivals = list(pool.map(rivals_of, busy, chunksize=2))
-    return Judged.of(play({}, busy), rivals)
+        return list(pool.map(rivals_of, cases, chunksize=2))
+
+
+def _on_a_busy_machine(cases: Sequence[Case]) -> list[Case]:
+    return [replace(case, is_busy=True) for case in cases]
 
 
 def _text(changes: Changes) -> str:
@@ -228,16 +233,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=CASES_A_PAIR, metavar="N", help="of each pair")
     parser.add_argument("--seed", type=int, default=SEED, metavar="N", help="that draws them")
     parser.add_argument("--try", dest="tried", metavar="JSON", help="only play these constants")
-    parser.add_argument("--busy", action="store_true", help="only play what ships, with forwards that vary")
+    parser.add_argument(
+        "--busy", action="store_true", help="only play what ships, or --try, where forwards vary"
+    )
     arguments = parser.parse_args(argv)
     cases = draw_cases(arguments.cases, arguments.seed)
     if arguments.busy:
-        print(judge_busy(cases))
-        return 0
-    if arguments.tried is not None:
-        with fresh_processes() as pool:
-            rivals = list(pool.map(rivals_of, cases, chunksize=2))
-        print(Judged.of(play(json.loads(arguments.tried), cases), rivals))
+        cases = _on_a_busy_machine(cases)
+    if arguments.busy or arguments.tried is not None:
+        print(judge_cases(cases, json.loads(arguments.tried or "{}")))
         return 0
     measures, details = fit_and_judge(cases)
     write_results("controller_bank", measures, {"seed": arguments.seed, **details})

@@ -90,8 +90,7 @@ class Engine:
     ) -> None:
         """The engine closes `drafter` and `grammars`; without the latter no session has a grammar.
         `tenant_max_sessions` of 0 is no limit of its own, `tenant_max_sampling_ids` of 0 none at all. `clock` is what
-        `Job.arrival_ns` counts by.
-        `make_rows` reads the logits of a `backend` without staging."""
+        `Job.arrival_ns` counts by. `make_rows` reads the logits of a `backend` without staging."""
         self.backend = backend
         self.model = model
         self.drafter = drafter
