@@ -11,126 +11,143 @@ MAX_DEPTH = 64  # tokens drafted in a round at most: what a verifier takes unles
 class ControllerSettings:
     """Holds every constant that depth policies, round windows and the choice of the mode are tuned by.
 
-    "Bench" is `make bench-controller` (virtual time, recorded acceptance); `docs/controller.md` has its
-    figures. A weight "per round" or "per token" is what an observation keeps with each later one.
+    `make bench-bank` tries other values of each, in virtual time with recorded acceptance, and judges them on pairs
+    that they were not chosen on; `benchmarks/controller/fit.py` names those that it cannot judge and what they rest
+    on. "By hand": chosen by trying, without a record. A memory "per round" or "per token" is the factor that an
+    observation's weight takes with each later one. A weight "in tokens" is how many observed tokens an assumption
+    counts as.
     """
 
-    # Acceptance by position and by confidence. By hand; bench `ctl.optimal` is 1.03 with them.
+    # Acceptance by position and by confidence. By hand.
     acceptance_memory_per_round: float = 0.98  # an observation's weight halves in 34 rounds
-    prior_weight_tokens: float = 10.0  # of the prior's mean in the mean over all positions
-    overall_weight_tokens: float = 8.0  # of that mean in each position
-    neighbour_share: float = 0.8  # of a position's tokens that count for the next position too ...
-    max_neighbour_tokens: float = 30.0  # ... and at most so many
-    confidence_bins: tuple[float, ...] = (0.05, 0.15, 0.3, 0.6, 0.9)  # borders; drafts are sure or not
-    prior_reject_slope: float = 0.3  # P(reject) : (1 - confidence), before any token was judged
-    carried_calibration_share: float = 0.5  # of a sequence's calibration, to the next one
-    reject_slope_weight_tokens: float = 1.0  # of a prior slope, in rejected tokens
-    min_doubt: float = 0.05  # of a fully confident draft: the target may still disagree
+    prior_weight_tokens: float = 10.0  # weight of the prior rate in the rate over all positions
+    overall_weight_tokens: float = 8.0  # weight of the rate over all positions in the rate of one position
+    # What was observed of a position also counts for the next one: this share of its tokens, at most so many.
+    neighbour_share: float = 0.8
+    max_neighbour_tokens: float = 30.0
+    confidence_bins: tuple[float, ...] = (0.05, 0.15, 0.3, 0.6, 0.9)  # borders of the bins
+    # P(reject) = slope · (1 − confidence): the slope before any token was judged, and its weight in rejected tokens.
+    prior_reject_slope: float = 0.3
+    reject_slope_weight_tokens: float = 1.0
+    min_doubt: float = 0.05  # least 1 − confidence: the target may reject a token of which the draft is certain
+    carried_calibration_share: float = 0.5  # how much of what a sequence taught the process's next one begins with
 
-    # Posterior of the acceptance rate. The prior is where drafts usually are. A share of 0.5 with decisions
-    # every 64 tokens was tried: better in bench `ctl.auto` at acceptance 0.95 (1.19), worse on recorded ones
-    # (1.10).
+    # Posterior of the acceptance rate. The prior is where drafts usually are; it is mixed with a uniform one, and is
+    # that alone for a draft that copies. A share of 0.5 with decisions every 64 tokens was better in bench `ctl.auto`
+    # at acceptance 0.95 (1.19), worse on recorded acceptance (1.10).
     usual_accepted_tokens: float = 16.0
     usual_rejected_tokens: float = 4.0
-    usual_share: float = 0.95  # of the prior; the rest is uniform, and all of it of a draft that copies
-    # Of a place in the prompt, beside a judged token's 1: the prompt is not the target's own text. Of five on first
-    # texts of seven drafts of three targets; `make bench-bank` plays it on others, and leaves pairs out.
+    usual_share: float = 0.95  # of the mixture
+    # What a compared place of the prompt counts as: less than a judged token, as the prompt is not the target's own
+    # text. The best of five values on first texts of seven drafts of three targets.
     prompt_weight: float = 0.75
-    # By hand: places of the prompt to compare, and the judged tokens of earlier texts from which on none are.
+    # How many places of the prompt are compared, while fewer tokens than these were judged. By hand.
     num_prompt_choices: int = 16
     enough_judged_tokens: int = 32
-    change_probability: float = 0.012  # a judged token, that the rate is another one from here
-    max_remembered_sequences: int = 9  # beside the usual prior, whose weight mattered by 0.2 % in a trial
+    change_probability: float = 0.012  # that the rate becomes another one with a judged token
+    max_remembered_sequences: int = 9  # posteriors of earlier sequences that join the prior, each with its weight
 
-    # Acceptance of runner-ups, by the gap of the two scores in nats: the embedded pair's own rates, 2,048
-    # positions at temperature 0.8 (table in docs/controller.md).
+    # How often a rejected token's runner-up is right, by the gap of the two scores in nats: the embedded pair's own
+    # rates, 2,048 positions at temperature 0.8 (table in docs/controller.md).
     gap_bins_nats: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
     prior_reject_by_gap: tuple[float, ...] = (0.63, 0.48, 0.37, 0.26, 0.06, 0.01, 0.002)
     prior_runner_up_by_gap: tuple[float, ...] = (0.33, 0.30, 0.24, 0.17, 0.035, 0.008, 0.001)
-    gap_prior_weight_tokens: float = 8.0
-    gap_memory_per_token: float = 0.995  # of its bin
+    gap_prior_weight_tokens: float = 8.0  # weight of these rates in a bin
+    gap_memory_per_token: float = 0.995
 
-    # Costs of rounds. Medians over few rounds follow a step of the link in four rounds (bench `ctl.step`).
-    num_rtt_samples: int = 7  # a step is followed once most of them have it; an outlier never is
+    # Costs of rounds. A median over n times follows a step of the link once most of them have it (four rounds in bench
+    # `ctl.step`) and ignores an outlier.
+    num_rtt_samples: int = 7
     num_verify_samples: int = 15
-    token_share_of_verify: float = 0.3  # that grows with the draft, until lengths differed; by hand
-    token_share_weight_tokens: float = 12.0  # of that assumption, as a difference of lengths
-    # Of the slope that the verifier states, in the line that is followed down to one token. Chosen on rounds of two
-    # pairs over loopback, seen on a third one (docs/controller.md).
+    # How much of a verification's time grows with the draft, and the weight of that assumption beside measured
+    # differences between lengths. By hand.
+    token_share_of_verify: float = 0.3
+    token_share_weight_tokens: float = 12.0
+    # Weight of the slope that the verifier states, where the measured line is extended down to one token. Chosen on
+    # rounds of two pairs over loopback, judged on a third one (docs/controller.md).
     stated_weight_tokens: float = 100.0
-    token_share_of_target: float = 0.03  # the same for a target seen in a stream; twice the bench's 1.5 %
-    # Whose tokens a round waits for; below, it is alone but for a short queue.
-    min_sharing_sessions: float = 1.5
-    # Of a draft whatever its length, until lengths differed: medians of real ones.
+    # How much of the target's time for a token each more token would take, where it was only seen to stream and the
+    # verifier states no times. Twice the share that `make bench-bank` assumes.
+    token_share_of_target: float = 0.03
+    min_sharing_sessions: float = 1.5  # sessions in a step from which a round is taken to wait for others' tokens
+    # A draft's time whatever its length, and the weight of that assumption. Medians of real drafts.
     draft_call_s: float = 0.0003
-    draft_weight_tokens: float = 12.0  # of that assumption, as a difference of lengths
-    round_overhead_s: float = 0.0006  # an edge's own time a round, before it was measured
-    # Of a streamed token beyond the verifier's step, before it was measured.
+    draft_weight_tokens: float = 12.0
+    round_overhead_s: float = 0.0006  # the edge's own time for a round, before it was measured
+    # A streamed token's time beyond the verifier's step: before it was measured; at most, so that a busy moment does
+    # not keep later sequences from streaming; how much of a sequence's value the next one's counts; and the number of
+    # samples of the present stream that earlier sequences' value counts as.
     stream_overhead_s: float = 0.0004
-    max_stream_overhead_s: float = 0.003  # a busy moment must not keep later sequences from streaming
-    stream_overhead_memory: float = 0.5  # of a sequence, with each later one
-    stream_overhead_weight_samples: int = 4  # of earlier sequences' beside the present stream's samples
+    max_stream_overhead_s: float = 0.003
+    stream_overhead_memory: float = 0.5
+    stream_overhead_weight_samples: int = 4
     min_rtt_s: float = 1e-6  # keeps rates finite on loopback
 
-    # Trees. Shares: the target's token by rank of the draft's score plus noise, .79 .92 .95 .97 for 1 to 4 children
-    # (`make bench-trees`).
+    # Trees. Shares: with 1 to 4 children, ranked by the draft's score plus noise, .79 .92 .95 .97 of the target's
+    # tokens are among them (`make bench-trees`).
     second_choice_share: float = 0.6  # of tokens that are not the first choice
     later_choice_share: float = 0.4  # of those that are none of the choices before
-    # By which a tree is expected to be faster than chains, one at a time or pipelined. Chosen of .03, .05 and .1 in
+    # How much faster than chains, one at a time or pipelined, a tree must promise to be. Chosen of .03, .05 and .1 in
     # virtual time, with seven drafts of three targets (docs/controller.md); judged in real processes
     # (`make bench-trees ARGS="--only defaults"`, docs/trees.md).
     min_tree_gain_share: float = 0.1
-    # Drafting a tree, until one was drafted: as long as so many tokens of a chain, and for each node a share of one.
+    # Time of drafting a tree until one was drafted: that of so many tokens of a chain, and this share of one a node.
     tree_base_tokens: float = 8.0
     tree_node_share: float = 0.6
     tree_row_ratio: float = 1.4  # verifying a node : a chain's token, on a CPU with exact rows
-    # Weights of the expectations that trees bring the tokens that the cost model says, in the time that it says.
+    # Weights of the cost model's expectations of a tree: of its committed tokens, and of its time.
     tree_yield_weight_tokens: float = 40.0
     tree_excess_weight_rounds: float = 3.0
 
-    # Rejections that a speculative branch anticipated. By hand, with bench `ctl.guesses` and `ctl.auto`.
+    # Speculative branches: how many rejections had a branch in flight that anticipated the correction. By hand, with
+    # bench `ctl.guesses` and `ctl.auto`.
     branch_memory_per_rejection: float = 0.98
     branch_prior_weight_rejections: float = 8.0
-    branch_prior_hit_share: float = 0.3  # of rejections, before rounds were pipelined; 0.4 on recorded ones
+    branch_prior_hit_share: float = 0.3  # before rounds were pipelined; 0.4 on recorded acceptance
     branch_spared_share: float = 0.6  # of a round trip that a branch which came true spares
 
     # The choice of the mode. By hand, against bench `ctl.auto`; docs/controller.md names what was tried.
-    horizon_tokens: int = 256  # a sequence may end long before its limit
-    decision_interval_tokens: int = 16  # a mode is assumed to hold for about so long
-    min_gain_share: float = 0.03  # of that interval's time: two modes that cost the same must not alternate
-    first_gain_share: float = 0.1  # of it by which rounds must be better to be begun with
-    # Of pipelined rounds over their model, as no doubt ends a draft; and the weight, beside measured rounds, of this
-    # and of the expectation that the other modes take what the cost model says.
+    horizon_tokens: int = 256  # how far ahead a decision looks: a sequence may end long before its limit
+    decision_interval_tokens: int = 16  # how long a chosen mode is assumed to run before the next change
+    # How much of that interval's time another mode must save, so that two of equal cost do not alternate; and rounds
+    # that a text would begin with.
+    min_gain_share: float = 0.03
+    first_gain_share: float = 0.1
+    # By how much pipelined rounds exceed their model, as a round in flight is not ended by low confidence; and where
+    # a draft runs on the processors that verify the round before: the median of four pairs of three targets on two
+    # cores (docs/controller.md).
     pipelined_excess_share: float = 0.03
-    # The same where a draft and the verification that it overlaps share this machine's processors: the median of what
-    # four pairs of three targets took on two cores (docs/controller.md).
     shared_excess_share: float = 0.2
-    time_ratio_weight_rounds: float = 8.0
-    longest_gap_rounds: float = 4.0  # by hand: between two answers, that a mode takes; a stall is longer
-    min_alpha_probability: float = 0.002  # of a rate, below which a decision leaves it out
-    cost_tolerance_share: float = 0.03  # a cost that changed by less leaves the table of times as it is
-    min_rounds: int = 2  # before round times are used: the first finds cold caches
-    # Of a sequence, whose records are observed before the next draft: a plan takes half a millisecond then. In virtual
-    # time, where it takes none, 4 are as good as 8.
+    time_ratio_weight_rounds: float = 8.0  # weight, in rounds, of the model's times beside measured ones
+    longest_gap_rounds: float = 4.0  # a longer time between two answers is a stall, and counts as this. By hand
+    min_alpha_probability: float = 0.002  # rates that are less likely are left out of a decision
+    cost_tolerance_share: float = 0.03  # by how much a cost must change before times are tabulated again
+    min_rounds: int = 2  # before round times are used: the first one finds cold caches
+    # The first rounds of a sequence are observed one by one, before the next draft, as a plan takes half a
+    # millisecond. Later on, where rounds are shorter than the limit, several are observed at a time.
     dense_rounds: int = 4
-    rounds_a_plan: int = 4  # later on, where rounds are so short that a plan is a noticeable part of them:
+    rounds_a_plan: int = 4
     short_round_ms: float = 20.0
-    dense_decisions: int = 16  # observations after a change that are each followed by a decision ...
-    decision_every: int = 4  # ... and later every so many
+    # After a change, so many observations are each followed by a decision; later every n-th is.
+    dense_decisions: int = 16
+    decision_every: int = 4
     length_memory_per_round: float = 0.8
-    lengths_tried: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64)  # one is near the best
-    min_round_probability: float = 0.02  # that rounds beat the stream: below, the draft is probed seldom
-    max_probe_share: float = 0.5  # of the time between two streamed tokens that probing the draft may take
-    probe_every_tokens: int = 4  # while the target streams and the draft is slow
-    probe_useless_every_tokens: int = 32  # where rounds are hardly likely to be better
+    lengths_tried: tuple[int, ...] = (1, 2, 3, 4, 6, 8, 11, 16, 23, 32, 45, 64)  # some are near the best one
+    # While the target streams, the draft is asked what it would have written: for each token; where that takes more
+    # than this share of the time between two tokens, for every n-th; and for fewer where rounds are hardly likely to
+    # be faster.
+    max_probe_share: float = 0.5
+    probe_every_tokens: int = 4
+    min_round_probability: float = 0.02
+    probe_useless_every_tokens: int = 32
 
     stream_sample_tokens: int = 4  # streamed tokens to one measured time between tokens
-    rtt_probe_interval_s: float = 1.0  # while the target streams, whose tokens do not show the round trip
+    rtt_probe_interval_s: float = 1.0  # while the target streams, as its tokens do not show the round trip
 
     # Rounds in flight.
-    min_branch_probability: float = 0.05  # of a speculative branch to be judged; at 0.02 twice the messages
+    min_branch_probability: float = 0.05  # of a speculative branch that is drafted; at 0.02 twice the messages
     max_in_flight: int = 16  # speculative branches included; a verifier lets 32 of a session's requests wait
-    max_unanswered: int = 30  # the same bound, dropped rounds included
+    max_unanswered: int = 30  # the same bound, with rounds that a rejection made invalid
 
 
 SETTINGS = ControllerSettings()

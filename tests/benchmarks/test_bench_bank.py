@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import statistics
 import subprocess
@@ -111,12 +112,17 @@ def test_no_change_of_the_grid_is_what_ships() -> None:
     assert {name for changes in all_changes() for name in changes} == {n for names in fit.GRID for n in names}
 
 
+def test_every_constant_is_fitted_or_its_reason_is_named() -> None:
+    known = [name for names in (*fit.GRID, *fit.NOT_FITTED.values()) for name in names]
+    assert sorted(known) == sorted(field.name for field in dataclasses.fields(SETTINGS))
+
+
 def test_every_judgement_is_measured_and_told_of_each_case() -> None:
     judgements = {name: Judged([1.0, 1.2], [0.9, 1.0]) for name in fit._WHAT}
     cases = [NEAR, NEAR]
     found = {each.id: each.value for each in fit._measures(cases, judgements, [1.0, 1.1])}
     assert len(found) == 3 * len(judgements) + 1
-    assert found["ctl.bank_busy"] == pytest.approx(1.1) and found["ctl.bank_worst_left_out"] == 1.2
+    assert found["ctl.bank"] == pytest.approx(1.1) and found["ctl.bank_worst_left_out"] == 1.2
     rivals = [Rivals({"cloud-only": 0.01})] * 2
     details = fit._details(cases, rivals, Trial({}, [0.01, 0.012]), judgements, {"prose/trained": {}})
-    assert "left out 1.200, busy 1.200" in details["cases"][str(NEAR)]
+    assert "(1.200), left out 1.200" in details["cases"][str(NEAR)]
