@@ -47,8 +47,8 @@ class ControllerSettings:
     change_probability: float = 0.012  # that the rate becomes another one with a judged token
     max_remembered_sequences: int = 9  # posteriors of earlier sequences that join the prior, each with its weight
 
-    # How often a rejected token's runner-up is right, by the gap of the two scores in nats: the embedded pair's own
-    # rates, 2,048 positions at temperature 0.8 (table in docs/controller.md).
+    # How often a drafted token is rejected, and how often its runner-up is then the correction, by the gap of their
+    # scores in nats: the embedded pair's own rates, 2,048 positions at temperature 0.8 (table in docs/controller.md).
     gap_bins_nats: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
     prior_reject_by_gap: tuple[float, ...] = (0.63, 0.48, 0.37, 0.26, 0.06, 0.01, 0.002)
     prior_runner_up_by_gap: tuple[float, ...] = (0.33, 0.30, 0.24, 0.17, 0.035, 0.008, 0.001)
