@@ -1,8 +1,8 @@
 """The admin port: HTTP for operators. `GET /metrics`, `/healthz`, `/readyz`, `/version`.
 
-The event loop accepts and a thread answers, so a scrape delays no reply, and closing does not wait for
-clients. On loopback it is plain and open. Beyond, it has the verifier's certificate, and requires an admin
-token for all but the probes.
+It opens before the target is loaded; until then all but `/healthz` is answered 503. The event loop accepts and a
+thread answers, so a scrape delays no reply, and closing does not wait for clients. On loopback it is plain and open.
+Beyond, it has the verifier's certificate, and requires an admin token for all but the probes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from outrider.cloud_verifier.security.authenticator import AccessError
 from outrider.cloud_verifier.server.metrics import make_registry
 from outrider.common.config.addresses import is_loopback, split_address
 from outrider.common.errors import UsageError
+from outrider.common.types import LOADING
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
     from outrider.cloud_verifier.engine.engine import Engine
     from outrider.cloud_verifier.rpc.ended_calls import EndedCalls
     from outrider.cloud_verifier.security.server_security import ServerSecurity
@@ -39,12 +42,14 @@ MAX_REQUESTS = 32  # at once; further connections are closed
 _TEXT = "text/plain; charset=utf-8"
 
 _PROBES = ("/healthz", "/readyz")
+_PATHS = ("/metrics", *_PROBES, "/version")
 
 Page = tuple[HTTPStatus, str, bytes]
 
 
 class AdminServer:
-    """Serves the admin port between `open()`, on the running event loop, and `close()`. One thread a request.
+    """Serves the admin port between `open()`, on the running event loop, and `close()`, of an engine from `admit()`
+    on. One thread a request.
 
     `open` raises `UsageError` when the address cannot be bound.
     """
@@ -52,17 +57,15 @@ class AdminServer:
     def __init__(
         self,
         listen: str,
-        engine: Engine,
-        num_streams: Callable[[], int],
         security: ServerSecurity | None = None,
         ended_calls: EndedCalls | None = None,
     ) -> None:
         self.port = 0
         self._listen = listen
         self._host, self._listen_port = split_address(listen, "--admin-listen")
-        self._engine = engine
-        self._registry = make_registry(engine, num_streams, security, ended_calls)
+        self._all_security, self._ended_calls = security, ended_calls
         self._security = None if is_loopback(self._host) else security
+        self._served: tuple[Engine, CollectorRegistry] | None = None
         self._http: _HTTPServer | None = None
 
     @property
@@ -91,6 +94,11 @@ class AdminServer:
         self._http.timeout = 0
         asyncio.get_running_loop().add_reader(self._http.fileno(), self._http.handle_request)
 
+    def admit(self, engine: Engine, num_streams: Callable[[], int]) -> None:
+        """Answers of `engine` and of so many open streams from now on."""
+        registry = make_registry(engine, num_streams, self._all_security, self._ended_calls)
+        self._served = engine, registry
+
     def _tls_context(self) -> SSLContext | None:
         certificates = self._security.certificates if self._security is not None else None
         return certificates.http_context if certificates is not None else None
@@ -114,17 +122,22 @@ class AdminServer:
 
     def page(self, path: str, accept: str) -> Page:
         """Returns status, content type and body of `GET path`. Called on a request's thread."""
+        if path not in _PATHS:
+            return HTTPStatus.NOT_FOUND, _TEXT, f"here are {' '.join(_PATHS)}\n".encode()
+        if self._served is None:
+            return _yes_or_no(path == "/healthz", LOADING)  # a restart would only begin the loading again
+        engine, registry = self._served
         match path:
             case "/metrics":
                 encode, content_type = choose_encoder(accept)
-                return HTTPStatus.OK, content_type, encode(self._registry)
+                return HTTPStatus.OK, content_type, encode(registry)
             case "/healthz":
-                return _yes_or_no(self._engine.is_running, "the engine has stopped")
+                return _yes_or_no(engine.is_running, "the engine has stopped")
             case "/readyz":
-                is_ready = self._engine.is_running and not self._engine.is_draining
-                return _yes_or_no(is_ready, "draining" if self._engine.is_draining else "not running")
-            case "/version":
-                model = self._engine.model
+                is_ready = engine.is_running and not engine.is_draining
+                return _yes_or_no(is_ready, "draining" if engine.is_draining else "not running")
+            case _:
+                model = engine.model
                 facts = {
                     "version": model.server_version,
                     "protocol_version": model.protocol_version,
@@ -133,7 +146,6 @@ class AdminServer:
                     "tokenizer_fingerprint": model.tokenizer_fingerprint,
                 }
                 return HTTPStatus.OK, "application/json", json.dumps(facts).encode() + b"\n"
-        return HTTPStatus.NOT_FOUND, _TEXT, b"here are /metrics /healthz /readyz /version\n"
 
 
 def _yes_or_no(is_so: bool, why_not: str) -> Page:

@@ -1,11 +1,11 @@
-"""The gRPC port of a verifier, bound before its target is loaded.
+"""The gRPC port and the admin port of a verifier, bound before its target is loaded.
 
-Until then health answers NOT_SERVING, and every other call UNAVAILABLE: "loading the target".
+Until then health answers NOT_SERVING, every other call UNAVAILABLE, "loading the target", and `/readyz` 503.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
@@ -17,9 +17,13 @@ from outrider.cloud_verifier.rpc.service import SERVICE_NAME, VerifierService
 from outrider.cloud_verifier.rpc.tracing import TraceContextInterceptor
 from outrider.cloud_verifier.security.server_security import ServerSecurity
 from outrider.cloud_verifier.server.addresses import check_addresses
+from outrider.cloud_verifier.server.admin import AdminServer
 from outrider.common.errors import UsageError
 from outrider.common.process.tracing import find_tracer
 from outrider.common.types import LOADING
+
+if TYPE_CHECKING:
+    from outrider.cloud_verifier.engine.engine import Engine
 
 # Calls of one connection, of all kinds: more wait at their client. Twice what a tenant has open at most by default
 # (--tenant-max-calls), where an edge has a few; it bounds what is open before it is counted.
@@ -47,14 +51,17 @@ class Entrance:
         self.port = 0
         self.security = ServerSecurity(config)
         self._config = config
-        self._listen, _ = check_addresses(config)
+        self._listen, admin_listen = check_addresses(config)
         self.health = Health(SERVICE_NAME)
         self.ended_calls = EndedCalls()
+        self.admin: AdminServer | None = None
+        if admin_listen is not None:
+            self.admin = AdminServer(admin_listen, self.security, self.ended_calls)
         self._calls = _Calls()
         self._server: Any = None
 
     async def open(self) -> None:
-        """Binds the port, once, on the running event loop. Raises `UsageError` where it cannot be bound."""
+        """Binds the ports, once, on the running event loop. Raises `UsageError` where one cannot be bound."""
         if self._server is not None:
             return
         tracing = () if find_tracer() is None else (TraceContextInterceptor(),)
@@ -73,10 +80,18 @@ class Entrance:
             raise UsageError(f"--listen {self._listen}: cannot bind; is another process there?") from error
         await server.start()
         self._server = server
+        if self.admin is not None:
+            try:
+                self.admin.open()
+            except UsageError:
+                await self.close()
+                raise
 
-    def admit(self, service: VerifierService) -> None:
-        """Hands calls to `service` from now on."""
+    def admit(self, service: VerifierService, engine: Engine) -> None:
+        """Hands calls to `service` from now on; the admin port answers of its engine."""
         self._calls.handler = service.make_handler()
+        if self.admin is not None:
+            self.admin.admit(engine, lambda: service.num_streams)
         self.health.set("SERVING")
 
     def refuse(self) -> None:
@@ -84,9 +99,11 @@ class Entrance:
         self.health.set("NOT_SERVING")
 
     async def close(self) -> None:
-        """Ends all calls and the port."""
+        """Ends all calls and the ports."""
         if self._server is not None:
             await self._server.stop(grace=None)
+        if self.admin is not None:
+            self.admin.close()
 
 
 class _Calls(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -20,8 +20,7 @@ from outrider.cloud_verifier.engine.driver import EngineDriver, EngineStoppedErr
 from outrider.cloud_verifier.rpc.service import VerifierService
 from outrider.cloud_verifier.rpc.tracing import create_round_tracer
 from outrider.cloud_verifier.security.authenticator import AccessError
-from outrider.cloud_verifier.server.addresses import ADMIN_OFF, check_addresses
-from outrider.cloud_verifier.server.admin import AdminServer
+from outrider.cloud_verifier.server.addresses import ADMIN_OFF
 from outrider.cloud_verifier.server.entrance import Entrance
 from outrider.cloud_verifier.server.loading import create_engine
 from outrider.cloud_verifier.server.supervision import Supervision
@@ -31,6 +30,7 @@ from outrider.common.process.memory import give_back
 
 if TYPE_CHECKING:
     from outrider.cloud_verifier.rpc.probe_port import ProbePort
+    from outrider.cloud_verifier.server.admin import AdminServer
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,6 @@ class VerifierServer:
         server. `entrance`, closed with it too, is made from `config` where none is given."""
         load_row_kernels()  # compiled here, so that no round waits for it
         self._config = config
-        _, admin_listen = check_addresses(config)
         self.engine = create_engine(backend, config, drafter, labels, grammars)
         tracer = create_round_tracer()
         self._entrance = entrance or Entrance(config)
@@ -69,15 +68,6 @@ class VerifierServer:
             max_unread_bytes=config.max_unread_bytes,
             call_limits=config.call_limits,
         )
-        self.admin: AdminServer | None = None
-        if admin_listen is not None:
-            self.admin = AdminServer(
-                admin_listen,
-                self.engine,
-                lambda: self.service.num_streams,
-                self.security,
-                self._entrance.ended_calls,
-            )
         self.probes: ProbePort | None = None
         if config.probe_listen not in ADMIN_OFF:
             from outrider.cloud_verifier.rpc.probe_port import ProbePort
@@ -92,6 +82,11 @@ class VerifierServer:
         return self._driver.failed
 
     @property
+    def admin(self) -> AdminServer | None:
+        """Returns the admin port; None where there is none."""
+        return self._entrance.admin
+
+    @property
     def port(self) -> int:
         """Returns the port it serves on, 0 before it does."""
         return self._entrance.port
@@ -99,8 +94,6 @@ class VerifierServer:
     async def __aenter__(self) -> VerifierServer:
         await self._entrance.open()
         try:
-            if self.admin is not None:
-                self.admin.open()
             if self.probes is not None:
                 await self.probes.open()
         except BaseException:
@@ -108,7 +101,7 @@ class VerifierServer:
             raise
         self._driver = EngineDriver(self.engine)
         self._driver.start()
-        self._entrance.admit(self.service)
+        self._entrance.admit(self.service, self.engine)
         self._watching = asyncio.create_task(self._watch())
         return self
 
@@ -137,8 +130,6 @@ class VerifierServer:
             await self.probes.close()
         await self._driver.stop()
         self.engine.close()
-        if self.admin is not None:
-            self.admin.close()
 
     async def drain(self) -> None:
         """Takes no new sessions; open ones continue until they close or the grace ends.

@@ -29,8 +29,8 @@ class ControllerSettings:
     # P(reject) = slope · (1 − confidence): the slope before any token was judged, and its weight in rejected tokens.
     prior_reject_slope: float = 0.3
     reject_slope_weight_tokens: float = 1.0
-    min_doubt: float = 0.05  # least 1 − confidence: the target may reject a token of which the draft is certain
-    carried_calibration_share: float = 0.5  # how much of what a sequence taught the process's next one begins with
+    min_doubt: float = 0.05  # least 1 − confidence: the target may reject any token
+    carried_calibration_share: float = 0.5  # of what a sequence taught, to the process's next one
 
     # Posterior of the acceptance rate. The prior is where drafts usually are; it is mixed with a uniform one, and is
     # that alone for a draft that copies. A share of 0.5 with decisions every 64 tokens was better in bench `ctl.auto`
@@ -38,6 +38,7 @@ class ControllerSettings:
     usual_accepted_tokens: float = 16.0
     usual_rejected_tokens: float = 4.0
     usual_share: float = 0.95  # of the mixture
+    copied_miss_share: float = 0.0  # of texts that repeat nothing, in which a draft that copies is never right
     # What a compared place of the prompt counts as: less than a judged token, as the prompt is not the target's own
     # text. The best of five values on first texts of seven drafts of three targets.
     prompt_weight: float = 0.75
@@ -45,7 +46,7 @@ class ControllerSettings:
     num_prompt_choices: int = 16
     enough_judged_tokens: int = 32
     change_probability: float = 0.012  # that the rate becomes another one with a judged token
-    max_remembered_sequences: int = 9  # posteriors of earlier sequences that join the prior, each with its weight
+    max_remembered_sequences: int = 9  # whose posteriors join the prior, each with its weight
 
     # How often a drafted token is rejected, and how often its runner-up is then the correction, by the gap of their
     # scores in nats: the embedded pair's own rates, 2,048 positions at temperature 0.8 (table in docs/controller.md).
@@ -69,7 +70,7 @@ class ControllerSettings:
     # How much of the target's time for a token each more token would take, where it was only seen to stream and the
     # verifier states no times. Twice the share that `make bench-bank` assumes.
     token_share_of_target: float = 0.03
-    min_sharing_sessions: float = 1.5  # sessions in a step from which a round is taken to wait for others' tokens
+    min_sharing_sessions: float = 1.5  # in a step; from here on a round waits for others' tokens too
     # A draft's time whatever its length, and the weight of that assumption. Medians of real drafts.
     draft_call_s: float = 0.0003
     draft_weight_tokens: float = 12.0
@@ -119,7 +120,7 @@ class ControllerSettings:
     pipelined_excess_share: float = 0.03
     shared_excess_share: float = 0.2
     time_ratio_weight_rounds: float = 8.0  # weight, in rounds, of the model's times beside measured ones
-    longest_gap_rounds: float = 4.0  # a longer time between two answers is a stall, and counts as this. By hand
+    longest_gap_rounds: float = 4.0  # a longer time between two answers is a stall. By hand
     min_alpha_probability: float = 0.002  # rates that are less likely are left out of a decision
     cost_tolerance_share: float = 0.03  # by how much a cost must change before times are tabulated again
     min_rounds: int = 2  # before round times are used: the first one finds cold caches
@@ -145,7 +146,7 @@ class ControllerSettings:
     rtt_probe_interval_s: float = 1.0  # while the target streams, as its tokens do not show the round trip
 
     # Rounds in flight.
-    min_branch_probability: float = 0.05  # of a speculative branch that is drafted; at 0.02 twice the messages
+    min_branch_probability: float = 0.05  # of a branch that is drafted; at 0.02 twice the messages
     max_in_flight: int = 16  # speculative branches included; a verifier lets 32 of a session's requests wait
     max_unanswered: int = 30  # the same bound, with rounds that a rejection made invalid
 

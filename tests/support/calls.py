@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,15 @@ Metadata = tuple[tuple[str, str], ...]
 PATIENCE_S = 60.0
 # A test's channels must not share a connection, and with it a handshake, with another's.
 _OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
+
+
+def get_url(url: str, accept: str = "") -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept})) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
 
 
 def bearer(token: str) -> Metadata:

@@ -11,8 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import Any
 import grpc
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.calls import eventually
+from support.calls import eventually, get_url
 from support.dev_security import make_dev_security
 from support.edge.tiny_draft import make_backend, make_tiny_draft
 from support.fakes import FakeBackend
@@ -33,7 +31,8 @@ from tokenizers import Tokenizer
 from outrider.cloud_verifier.config import ServeConfig
 from outrider.cloud_verifier.engine import finish
 from outrider.cloud_verifier.engine.observe import EngineObserver, Histogram
-from outrider.cloud_verifier.server.server import VerifierServer, check_addresses
+from outrider.cloud_verifier.server.addresses import check_addresses
+from outrider.cloud_verifier.server.server import VerifierServer
 from outrider.common.errors import UsageError
 from outrider.common.pb import outrider_pb2 as pb
 from outrider.common.pb import outrider_pb2_grpc
@@ -52,15 +51,6 @@ Samples = dict[str, float]
 def get(server: VerifierServer, path: str, accept: str = "") -> tuple[int, str]:
     assert server.admin is not None
     return get_url(server.admin.url + path, accept)
-
-
-def get_url(url: str, accept: str = "") -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(urllib.request.Request(url, headers={"Accept": accept})) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, error.read().decode()
 
 
 def scrape(server: VerifierServer) -> Samples:

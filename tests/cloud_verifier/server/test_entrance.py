@@ -6,10 +6,12 @@ import asyncio
 import os
 import signal
 import threading
+from dataclasses import replace
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from support.calls import get_url
 from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.config import ServeConfig
@@ -22,6 +24,7 @@ from outrider.common.pb import outrider_pb2_grpc
 from outrider.edge_client.transport.link.probe import probe
 
 CONFIG = ServeConfig(listen="127.0.0.1:0", admin_listen="none")
+PATHS = ("/healthz", "/readyz", "/metrics", "/version")
 Status = health_pb2.HealthCheckResponse.ServingStatus
 
 
@@ -44,20 +47,26 @@ def assert_calls_are_refused(port: int) -> None:
 
 
 def test_until_the_target_is_loaded_health_says_no_and_calls_are_told_why() -> None:
-    entrance, may_load = Entrance(CONFIG), threading.Event()
+    config = replace(CONFIG, admin_listen="127.0.0.1:0")
+    entrance, may_load = Entrance(config), threading.Event()
     order: list[str] = []
 
     def load() -> VerifierServer:
         assert may_load.wait(60)
         order.append("loaded")
-        return VerifierServer(FakeBackend(), CONFIG, entrance=entrance)
+        return VerifierServer(FakeBackend(), config, entrance=entrance)
+
+    def statuses() -> list[int]:
+        assert entrance.admin is not None
+        return [get_url(entrance.admin.url + path)[0] for path in PATHS]
 
     async def run() -> None:
         serving = asyncio.create_task(
             serve_until_signalled(entrance, load, lambda server: order.append("ready"))
         )
-        while not entrance.port:
+        while entrance.admin is None or not entrance.admin.port:
             await asyncio.sleep(0.01)
+        assert await asyncio.to_thread(statuses) == [200, 503, 503, 503]
         async with grpc.aio.insecure_channel(f"127.0.0.1:{entrance.port}") as channel:
             stub = outrider_pb2_grpc.VerifierStub(channel)
             assert await health_of(channel) == "NOT_SERVING"
@@ -70,6 +79,7 @@ def test_until_the_target_is_loaded_health_says_no_and_calls_are_told_why() -> N
                 await asyncio.sleep(0.01)
             assert await health_of(channel) == "SERVING"
             assert (await stub.Describe(pb.DescribeRequest())).model_id
+            assert await asyncio.to_thread(statuses) == [200] * len(PATHS)
         serving.cancel()
         await asyncio.wait((serving,))
 
