@@ -8,8 +8,10 @@ once for oneDNN.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
@@ -38,6 +40,18 @@ MAX_DUPLICATED_BYTES = 512 * 2**20
 
 Operation = Callable[[torch.Tensor], torch.Tensor]
 Norm = TypeVar("Norm")  # what a decoder makes of a norm's weight
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Leaves torch one thread of its own, on the thread that enters. For a small operation (an exponential from 2,048
+    numbers on) others are woken and waited for, on cores that others use longer than the operation takes."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def exact_silu(x: torch.Tensor) -> torch.Tensor:
@@ -315,24 +329,30 @@ class LeanDecoder(Decoder):
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan
     ) -> torch.Tensor:
         """Returns logits [rows, vocab_size]; token ids and positions are int64 [num_rows]."""
-        first, x = 0, None
-        if plan.entry is not None:
-            first, x = plan.entry.num_layers, self._enter(plan.entry, plan, token_ids.shape[0])
-        layers = range(first, len(self._layers))
-        x = self._run(layers, self.embed(token_ids) if x is None else x, positions, plan)
-        if len(self._layers) in plan.feature_layers:
-            plan.features[len(self._layers)] = self._norm(x)
-        if rows is not None:
-            x = x[rows]
-        return self.score(self._norm(x))
+        with self._threads(token_ids.shape[0]):
+            first, x = 0, None
+            if plan.entry is not None:
+                first, x = plan.entry.num_layers, self._enter(plan.entry, plan, token_ids.shape[0])
+            layers = range(first, len(self._layers))
+            x = self._run(layers, self.embed(token_ids) if x is None else x, positions, plan)
+            if len(self._layers) in plan.feature_layers:
+                plan.features[len(self._layers)] = self._norm(x)
+            if rows is not None:
+                x = x[rows]
+            return self.score(self._norm(x))
 
     def run_some(
         self, rows: PackedRows, layers: Sequence[int], num_first: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """See `SkipsLayers.run_some`."""
-        states = self._run(layers[:num_first], self.embed(rows.token_ids), rows.positions, rows.plan)
-        x = self._run(layers[num_first:], states, rows.positions, rows.plan)
-        return states, self.score(self._norm(x))
+        with self._threads(rows.token_ids.shape[0]):
+            states = self._run(layers[:num_first], self.embed(rows.token_ids), rows.positions, rows.plan)
+            x = self._run(layers[num_first:], states, rows.positions, rows.plan)
+            return states, self.score(self._norm(x))
+
+    def _threads(self, num_rows: int) -> AbstractContextManager[None]:
+        """Returns within what so many rows are computed: by one thread where our kernel multiplies them."""
+        return one_thread() if num_rows <= self.most_own_rows else contextlib.nullcontext()
 
     def _enter(self, entry: Entry, plan: ForwardPlan, num_rows: int) -> torch.Tensor:
         """Returns the states [num_rows, hidden_size] of all rows after the entry's layers; zeros where they pad. Of the

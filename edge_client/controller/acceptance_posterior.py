@@ -48,14 +48,10 @@ def by_position(probabilities: tuple[float, ...]) -> tuple[float, ...]:
 @functools.cache
 def usual_prior(is_copied: bool = False) -> tuple[float, ...]:
     """Returns the prior of an unknown draft: mostly a Beta distribution around the usual rate, the rest uniform, so
-    that an unusual draft is recognised soon. With `is_copied`, of one that copies and has no model: such a draft is
-    right for long or not at all, so a share of it is the lowest rate and the rest uniform."""
-    if is_copied:
-        missed = SETTINGS.copied_miss_share
-        weights = [(1 - missed) * (high - low) for low, high in pairwise(_BORDERS)]
-        return (weights[0] + missed, *weights[1:])
+    that an unusual draft is recognised soon. With `is_copied`, of one that copies and has no model, all of it is
+    uniform: such a draft is right for long or not at all."""
     accepted, rejected = SETTINGS.usual_accepted_tokens, SETTINGS.usual_rejected_tokens
-    share = SETTINGS.usual_share
+    share = 0.0 if is_copied else SETTINGS.usual_share
     scale = math.lgamma(accepted + rejected) - math.lgamma(accepted) - math.lgamma(rejected)
     weights = []
     for alpha, (low, high) in zip(ALPHAS, pairwise(_BORDERS), strict=True):

@@ -38,7 +38,6 @@ class ControllerSettings:
     usual_accepted_tokens: float = 16.0
     usual_rejected_tokens: float = 4.0
     usual_share: float = 0.95  # of the mixture
-    copied_miss_share: float = 0.0  # of texts that repeat nothing, in which a draft that copies is never right
     # What a compared place of the prompt counts as: less than a judged token, as the prompt is not the target's own
     # text. The best of five values on first texts of seven drafts of three targets.
     prompt_weight: float = 0.75
