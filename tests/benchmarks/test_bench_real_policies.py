@@ -199,6 +199,8 @@ def test_the_worst_point_of_a_measure_is_measured_again_until_it_equals_itself()
     assert next_rerun([_point(1, 0.9, 1.0), _point(2, 0.95, 1.5, optimal=0.8)]) == 2
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_point_runs_in_real_processes_and_all_cases_write_the_same_texts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

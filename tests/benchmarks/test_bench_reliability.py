@@ -26,6 +26,8 @@ def test_every_stage_has_its_module() -> None:
     assert not missing
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["overload", "frames", "wire"])
 def test_a_stage_runs_from_its_beginning_to_its_measures(name: str) -> None:
     measures = [each for each, _ in bench.stage(name, Settings(is_smoke=True))][-1]

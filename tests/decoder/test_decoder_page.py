@@ -29,6 +29,8 @@ def run_all(target: str = "") -> None:
         assert run_example(example, names, target) == expected_lines(example) != []
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_examples_print_what_the_page_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     run_all()

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = [pytest.mark.slow, pytest.mark.ci]
+
 ROOT = Path(__file__).resolve().parents[2]
 # Without a path to the clone: there `kernels` would be ours, which setuptools takes for Hugging Face's.
 _ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}

@@ -114,6 +114,8 @@ def test_a_draft_that_is_always_wrong_changes_the_speed_alone(tiny_oracle: Oracl
         assert sum(r.num_draft_tokens for r in rounds) > 4 * 18
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_on_the_embedded_pair_too(embedded: VerifierProcess) -> None:
     tokenizer = EdgeTokenizer(EMBEDDED / "draft" / "tokenizer.json")
     oracle, ledger = Oracle(EMBEDDED / "target"), TieLedger()

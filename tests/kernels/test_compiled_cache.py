@@ -56,6 +56,8 @@ def run_probe(package, cache_parent, folder="."):
     return float(value), int(num_hits), run.stderr
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_kernels_come_from_disk_and_a_changed_helper_in_another_file_is_seen(package, tmp_path):
     first, num_hits, logged = run_probe(package, tmp_path / "cache")
     assert (num_hits, logged) == (1, "")  # another process compiled it
@@ -71,6 +73,8 @@ def test_kernels_come_from_disk_and_a_changed_helper_in_another_file_is_seen(pac
     assert run_probe(package, tmp_path / "cache")[:2] == (pytest.approx(1000 + first), 1)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_where_the_other_process_fails_kernels_are_compiled_here(package, tmp_path):
     (package / "host" / "other.py").write_text("raise RuntimeError('planted')")
     _, num_hits, logged = run_probe(package, tmp_path / "cache")
@@ -79,6 +83,8 @@ def test_where_the_other_process_fails_kernels_are_compiled_here(package, tmp_pa
     assert "planted" in logged
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_other_process_takes_no_module_from_the_current_folder(package, tmp_path):
     (package.parents[1] / "elsewhere").mkdir()
     (package.parents[1] / "elsewhere" / "numba.py").write_text("raise RuntimeError('not the library')")
@@ -86,6 +92,8 @@ def test_the_other_process_takes_no_module_from_the_current_folder(package, tmp_
     assert (num_hits, logged) == (1, "")
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_where_nothing_can_be_written_kernels_work_and_one_line_is_logged(package, tmp_path):
     (tmp_path / "file").write_text("no folder")
     for _ in range(2):

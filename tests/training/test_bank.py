@@ -73,6 +73,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_bank, "NUM_TURNS", 1)
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_pair_is_built_recorded_and_replayed_by_its_name(
     quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -41,6 +41,8 @@ class ShortCompute(Compute):
         return torch.bfloat16
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_bfloat16_path_trains_and_distils_on_a_cpu_too(tmp_path: Path) -> None:
     config = replace(CONFIG, tokens=64 * 60, compute=ShortCompute())
     figures = TargetTrainer(config, toy_stream(), toy_stream(2000), tmp_path).train()

@@ -76,6 +76,8 @@ def test_a_saved_draft_is_distilled_on(config: PairConfig, tmp_path: Path) -> No
     assert figures["config"]["rates"]["muon"] == DRAFT_CONFIG.rates.muon / 2
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_pair_is_polished_and_distilled_on_from_what_was_installed(
     config: PairConfig, tmp_path: Path
 ) -> None:

@@ -53,6 +53,8 @@ def _repeated_share(start: float, out: Path) -> float:
     return float(repeats(continue_rows(trainer.model, prompts, 44, temperature=0.0), first=4).float().mean())
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_a_target_trained_with_it_repeats_less(tmp_path: Path) -> None:
     """The toy corpus is a cycle: a target that knows it repeats it for ever."""
     without = _repeated_share(2.0, tmp_path / "without")

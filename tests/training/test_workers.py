@@ -16,6 +16,8 @@ from outrider.training.target.train import TargetTrainer, train_target
 from tests.training.test_target import CONFIG, toy_stream
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_two_workers_train_as_one_does(tmp_path: Path) -> None:
     np.savez(tmp_path / "train.npz", train=toy_stream())
     np.savez(tmp_path / "functions.npz", functions=toy_stream(2000))

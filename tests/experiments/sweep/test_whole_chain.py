@@ -43,6 +43,8 @@ calibrate: false
 """
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_the_whole_chain_with_the_embedded_pair(tmp_path: Path) -> None:
     ran = run_named("ci", tmp_path / "ci")
     results = read_results(ran.folder)
@@ -110,6 +112,8 @@ def bench(*arguments: str, stop_after: int = 0) -> tuple[int, str, str]:
     return process.returncode, out, err
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_ctrl_c_leaves_valid_results_and_resume_runs_only_what_is_left(tmp_path: Path) -> None:
     sweep, folder = tmp_path / "sweep.yaml", tmp_path / "out"
     sweep.write_text(SYNTHETIC)
