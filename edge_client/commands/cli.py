@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 
 from outrider.common.config.loader import with_values
 from outrider.common.errors import OutriderError
@@ -15,16 +18,23 @@ from outrider.edge_client.commands import datastore, learned
 from outrider.edge_client.commands.parser import VERBS, import_verb, make_parser
 from outrider.edge_client.config.flags import grammar_texts, load_run_config
 
+EXIT_TERMINATED = 128 + signal.SIGTERM
+
+
+class _Terminated(BaseException):
+    """Raised where SIGTERM arrives."""
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, one of `outrider.common.errors`, or 130 after Ctrl-C. With `--json`, what
-    ends a command early is printed as an object too."""
+    ends a command early is printed as an object too, also SIGTERM (143)."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        namespace = make_parser(arguments).parse_args(arguments)
-        verb = VERBS.get(namespace.verb)
-        with needs_extra(verb.extra if verb else "edge", namespace.verb):
-            return _dispatch(namespace)
+        with _raising_terminated() if "--json" in arguments else contextlib.nullcontext():
+            namespace = make_parser(arguments).parse_args(arguments)
+            verb = VERBS.get(namespace.verb)
+            with needs_extra(verb.extra if verb else "edge", namespace.verb):
+                return _dispatch(namespace)
     except OutriderError as error:
         print(f"edge-client: {one_line(str(error))}", file=sys.stderr)
         _report(arguments, str(error), error.exit_code)
@@ -32,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         _report(arguments, "interrupted", 130)
         return 130
+    except _Terminated:
+        _report(arguments, "terminated", EXIT_TERMINATED)
+        return EXIT_TERMINATED
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone, and a message would fail as well
         return 141
@@ -42,6 +55,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # a bug, whose trace follows
         _report(arguments, repr(error), 1)
         raise
+
+
+@contextlib.contextmanager
+def _raising_terminated() -> Iterator[None]:
+    """Raises `_Terminated` at the first SIGTERM. Only the main thread is told of signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise _Terminated
+
+    previous = signal.signal(signal.SIGTERM, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _report(arguments: Sequence[str], error: str, exit_code: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -353,6 +354,21 @@ def test_json_is_printed_at_an_interrupt_and_a_bug_too(
         assert main(["run", "x", "--json"]) == status
     report = json.loads(capsys.readouterr().out)
     assert report["exit_code"] == status and report["exact"] is None and report["error"]
+
+
+def test_json_is_printed_at_sigterm_before_there_is_a_session_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(namespace: Any) -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+        return 0
+
+    monkeypatch.setattr("outrider.edge_client.commands.cli._dispatch", wait)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["run", "x", "--json"]) == 143 and signal.getsignal(signal.SIGTERM) is before
+    report = json.loads(capsys.readouterr().out)
+    assert report == {"exact": None, "error": "terminated", "exit_code": 143}
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
