@@ -44,8 +44,8 @@ Norm = TypeVar("Norm")  # what a decoder makes of a norm's weight
 
 @contextlib.contextmanager
 def one_thread() -> Iterator[None]:
-    """Leaves torch one thread of its own, on the thread that enters. For a small operation (an exponential from 2,048
-    numbers on) others are woken and waited for, on cores that others use longer than the operation takes."""
+    """Has torch compute with the calling thread alone. Otherwise it wakes others for small operations too (exponentials
+    of more than 2,048 numbers) and waits for them: on cores that are in use, for longer than the operation takes."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
