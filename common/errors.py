@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from outrider.common.types import RoundError
 
+EXIT_SIGNALLED = 128  # and the signal's number: a command's exit code where one ended it
+
 
 class OutriderError(Exception):
     """Carries a message meant for a person; all our errors derive from it. `exit_code` is the command's.

@@ -13,6 +13,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6, SHUT_RDWR, socket
@@ -63,7 +64,7 @@ class AdminServer:
         self.port = 0
         self._listen = listen
         self._host, self._listen_port = split_address(listen, "--admin-listen")
-        self._all_security, self._ended_calls = security, ended_calls
+        self._make_registry = partial(make_registry, security=security, ended_calls=ended_calls)
         self._security = None if is_loopback(self._host) else security
         self._served: tuple[Engine, CollectorRegistry] | None = None
         self._http: _HTTPServer | None = None
@@ -96,8 +97,7 @@ class AdminServer:
 
     def admit(self, engine: Engine, num_streams: Callable[[], int]) -> None:
         """Answers of `engine` and of so many open streams from now on."""
-        registry = make_registry(engine, num_streams, self._all_security, self._ended_calls)
-        self._served = engine, registry
+        self._served = engine, self._make_registry(engine, num_streams)
 
     def _tls_context(self) -> SSLContext | None:
         certificates = self._security.certificates if self._security is not None else None

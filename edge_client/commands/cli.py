@@ -11,14 +11,12 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from outrider.common.config.loader import with_values
-from outrider.common.errors import OutriderError
+from outrider.common.errors import EXIT_SIGNALLED, OutriderError
 from outrider.common.printable import one_line
 from outrider.common.process.extras import needs_extra
 from outrider.edge_client.commands import datastore, learned
 from outrider.edge_client.commands.parser import VERBS, import_verb, make_parser
 from outrider.edge_client.config.flags import grammar_texts, load_run_config
-
-EXIT_TERMINATED = 128 + signal.SIGTERM
 
 
 class _Terminated(BaseException):
@@ -40,11 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _report(arguments, str(error), error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
-        _report(arguments, "interrupted", 130)
-        return 130
+        return _signalled(arguments, "interrupted", signal.SIGINT)
     except _Terminated:
-        _report(arguments, "terminated", EXIT_TERMINATED)
-        return EXIT_TERMINATED
+        return _signalled(arguments, "terminated", signal.SIGTERM)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone, and a message would fail as well
         return 141
@@ -73,6 +69,11 @@ def _raising_terminated() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+def _signalled(arguments: Sequence[str], error: str, number: int) -> int:
+    _report(arguments, error, EXIT_SIGNALLED + number)
+    return EXIT_SIGNALLED + number
 
 
 def _report(arguments: Sequence[str], error: str, exit_code: int) -> None:

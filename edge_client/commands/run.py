@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from outrider.common.errors import OutriderError, UsageError
+from outrider.common.errors import EXIT_SIGNALLED, OutriderError, UsageError
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.common.types import FinishReason, ModelInfo, TokenLogprobs
@@ -30,8 +30,6 @@ from outrider.edge_client.ui.terminal import TextPrinter, can_redraw, readable, 
 
 if TYPE_CHECKING:
     from outrider.edge_client.ui.live import LiveView
-
-EXIT_SIGNALLED = 128  # and the signal's number
 
 
 def run(

@@ -109,8 +109,8 @@ class ControllerSettings:
     # The choice of the mode. By hand, against bench `ctl.auto`; docs/controller.md names what was tried.
     horizon_tokens: int = 256  # how far ahead a decision looks: a sequence may end long before its limit
     decision_interval_tokens: int = 16  # how long a chosen mode is assumed to run before the next change
-    # How much of that interval's time another mode must save, so that two of equal cost do not alternate; and rounds
-    # that a text would begin with.
+    # How much of that interval's time another mode must save to be taken, so that two of equal cost do not alternate;
+    # and how much rounds must save that a text would begin with.
     min_gain_share: float = 0.03
     first_gain_share: float = 0.1
     # By how much pipelined rounds exceed their model, as a round in flight is not ended by low confidence; and where
