@@ -12,7 +12,6 @@ from benchmarks.results_file import Found
 from outrider.cloud_verifier.backends.attention.paged import PagedPlanner
 from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.decoder import Decoder
-from outrider.cloud_verifier.backends.lean import LeanDecoder
 from outrider.cloud_verifier.backends.loading import make_backend
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.experiments.shared.results import at_most, judged
@@ -36,7 +35,6 @@ def run() -> Found:
     config, weights = own_config(model), ModelWeights(model)
     counts = {
         "cuda": _count(setting, CudaDecoder(config, weights, layers)),
-        "lean": _count(setting, LeanDecoder(config, weights)),
         "transformers": _count(setting, TransformersDecoder(model)),
     }
     what = (

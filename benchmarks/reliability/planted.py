@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
-from outrider.cloud_verifier.backends import lean
+from outrider.cloud_verifier.backends import layers
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 
 
-class PlantedLinear(lean.PlainLinear):
+class PlantedLinear(layers.PlainLinear):
     """Sums in another order where it gets `count` rows, as a library's other kernel does."""
 
     count = 0
@@ -29,7 +29,7 @@ class PlantedLinear(lean.PlainLinear):
 def plant(backend: PagedBackend, count: int) -> None:
     """Exchanges a decoder's products, those of its checks too, for ones that differ at `count` rows (0: nowhere)."""
     PlantedLinear.count = count
-    lean.PlainLinear = PlantedLinear  # type: ignore[misc]
+    layers.PlainLinear = PlantedLinear  # type: ignore[misc]
     decoder: Any = backend.decoder  # ours, in another dtype than float32
     for layer in decoder._layers:
         for product in (layer.qkv, layer.output, layer.gate_up, layer.down):

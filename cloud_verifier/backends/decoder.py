@@ -33,9 +33,6 @@ class Decoder(Protocol):
         Raises `ModelError` where a parameter is multiplied in a way that is not known.
         """
 
-    def use_exact_rows(self) -> None:
-        """Leaves out, from now on, what gives a row other bits by its place or the number of rows."""
-
     def use_linear(self, linear: Linear) -> None:
         """Multiplies all matrices by `linear` from now on, those of `matrix_kinds` too; what is kept of other products
         or settings of the library (captured graphs) is dropped.

@@ -167,7 +167,6 @@ def _prepare(backend: PagedBackend, plan: RowPlan, choices: RowChoices) -> RowPl
             getattr(torch, backend.dtype),
             device,
         )
-    backend.decoder.use_exact_rows()
     if choices.has_other_kernels:
         plan = _agreeing(backend, plan, choices)
     if device.type == "cuda":

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from outrider.cloud_verifier.backends.lean import capped
+from outrider.cloud_verifier.backends.layers import capped
 
 
 def embed(model: Any, token_ids: torch.Tensor) -> torch.Tensor:

@@ -71,9 +71,6 @@ class TransformersDecoder(Decoder):
         """Returns the model that is run."""
         return self._model
 
-    def use_exact_rows(self) -> None:
-        """Changes nothing: the model's own code is all there is."""
-
     def use_linear(self, linear: Linear) -> None:
         for module in self._matrices():
             module.__dict__.pop("forward", None)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention, silu
 
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
-from outrider.cloud_verifier.backends.lean import inverse_frequencies
+from outrider.cloud_verifier.backends.layers import inverse_frequencies
 
 # Returns what queries [*, heads, n, head_dim] read; the second argument is their own keys and values
 # [2, *, kv_heads, n, head_dim].

@@ -84,7 +84,7 @@ def _add_seen_values(
 
 @jit(
     types.void(
-        _TENSOR,
+        types.float32[:, :, :],
         _TENSOR,
         _TENSOR,
         _NUMBERS,

@@ -14,7 +14,7 @@ CHUNK = 2048  # ids whose exponentials stay in the first cache
 SLACK, SLACK_OF_SCORE = 1e-4, 5e-7  # several times what float32 can be off by, absolute and relative
 
 _INFINITY_BITS = np.int32(0x7F800000)
-_LOWEST_POWER = np.float32(-87.0)  # its exp is still a normal float32
+_MOST_POWER = np.float32(87.0)  # exp of it, and of its negative, is a normal float32
 _ROUNDER = np.float32(1.5 * 2**23)  # added and subtracted again, it rounds a float32 to an integer
 _LOG2_E = np.float32(math.log2(math.e))
 _LN2_HIGH, _LN2_LOW = np.float32(0.693359375), np.float32(-2.12194440e-4)
@@ -39,23 +39,29 @@ def max_or_nan(values: Any) -> Any:
 
 
 @jit(fastmath={"contract"})
+def exp(power: Any) -> Any:
+    """Returns the exponential of a float32, at least exp(-87) and at most exp(87)."""
+    power = power if power > -_MOST_POWER else -_MOST_POWER
+    power = power if power < _MOST_POWER else _MOST_POWER
+    whole = (power * _LOG2_E + _ROUNDER) - _ROUNDER
+    rest = power - whole * _LN2_HIGH - whole * _LN2_LOW
+    poly = np.float32(1.9875691500e-4)  # Cephes' expf
+    poly = poly * rest + np.float32(1.3981999507e-3)
+    poly = poly * rest + np.float32(8.3334519073e-3)
+    poly = poly * rest + np.float32(4.1665795894e-2)
+    poly = poly * rest + np.float32(1.6666665459e-1)
+    poly = poly * rest + np.float32(5.0000001201e-1)
+    poly = poly * rest * rest + rest + np.float32(1.0)
+    bits = np.float32(poly).view(np.int32) + np.int32(np.int32(whole) << np.int32(23))
+    return np.int32(bits).view(np.float32)
+
+
+@jit(fastmath={"contract"})
 def fill_exps(values: Any, top: Any, temperature: Any, threshold: Any, out: Any) -> None:
     """Fills out[i] with exp((values[i] - top) / temperature), at least exp(-87); 0 below the threshold."""
     scale = np.float32(1.0) / temperature
     for i in range(values.size):
-        power = (values[i] - top) * scale
-        power = power if power > _LOWEST_POWER else _LOWEST_POWER
-        whole = (power * _LOG2_E + _ROUNDER) - _ROUNDER
-        rest = power - whole * _LN2_HIGH - whole * _LN2_LOW
-        poly = np.float32(1.9875691500e-4)  # Cephes' expf
-        poly = poly * rest + np.float32(1.3981999507e-3)
-        poly = poly * rest + np.float32(8.3334519073e-3)
-        poly = poly * rest + np.float32(4.1665795894e-2)
-        poly = poly * rest + np.float32(1.6666665459e-1)
-        poly = poly * rest + np.float32(5.0000001201e-1)
-        poly = poly * rest * rest + rest + np.float32(1.0)
-        bits = np.float32(poly).view(np.int32) + np.int32(np.int32(whole) << np.int32(23))
-        out[i] = np.int32(bits).view(np.float32)
+        out[i] = exp((values[i] - top) * scale)
     if threshold > -np.inf:
         for i in range(values.size):
             out[i] = out[i] if values[i] / temperature >= threshold else np.float32(0)

@@ -47,10 +47,10 @@ class HostPlanner(AttentionPlanner):
         def attend(
             query: torch.Tensor, key_pool: KVPool, value_pool: KVPool, rule: AttentionRule
         ) -> torch.Tensor:
-            queries = query.transpose(0, 1).contiguous().numpy()
+            queries = query.transpose(0, 1).numpy()
             keys, values = (pool.rows.flatten(0, 1).numpy() for pool in (key_pool, value_pool))
             scaling = queries.shape[2] ** -0.5 if rule.scaling is None else rule.scaling
-            out = np.empty_like(queries)
+            out = np.empty(queries.shape, np.float32)
 
             def run(share: Share) -> None:
                 numbers = rule.window or 0, scaling, rule.softcap or 0.0

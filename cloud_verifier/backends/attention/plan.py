@@ -105,7 +105,7 @@ class ForwardPlan:
 
     key_pools: list[KVPool]  # per layer
     value_pools: list[KVPool]
-    write: slice | torch.Tensor  # slots of the packed tokens: a tensor where the decoder writes padding
+    write: torch.Tensor  # slots of the packed tokens: int64, or int32 where the decoder writes padding
     attention: PagedAttention
     num_rows: int  # rows after these only pad a product: they have no KV and their answers are dropped
     is_fixed: bool = False  # its tensors, and those beside it, are where those of other such plans are

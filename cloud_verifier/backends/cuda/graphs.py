@@ -118,7 +118,6 @@ def _key(token_ids: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan) ->
     of_attention: tuple[int, ...] | None = getattr(plan.attention, "fixed", None)
     if not plan.is_fixed or num_rows > MAX_ROWS or of_attention is None:
         return None
-    assert isinstance(plan.write, torch.Tensor)
     tensors = token_ids, positions, plan.write, plan.key_pools[0].rows, plan.value_pools[0].rows
     kept = len(plan.feature_layers), *plan.feature_layers
     return num_rows, *kept, *of_attention, *(each.data_ptr() for each in tensors)

@@ -121,18 +121,11 @@ def _plan(source: PassSource, feeds: Sequence[Feed], num_rows: int) -> ForwardPl
             PackedSequence(start, num_fed, length, table.block_ids, table.is_contiguous, feed.tree)
         )
         start += num_fed
-    write = writes[0] if len(writes) == 1 else [slot for slots in writes for slot in slots]
-    slots = _slots(source, write)
+    slots = _integers(source, [slot for slots in writes for slot in slots])
     attention = source.planner.plan(sequences)
     is_fixed = source.inputs is not None and source.inputs.is_fixed
     pools = source.memory.key_pools, source.memory.value_pools
     return ForwardPlan(*pools, slots, attention, num_rows, is_fixed, feature_layers=source.feature_layers)
-
-
-def _slots(source: PassSource, slots: Iterable[int]) -> slice | torch.Tensor:
-    if isinstance(slots, range) and not source.decoder.writes_padding:
-        return slice(slots.start, slots.stop)
-    return _integers(source, list(slots))
 
 
 def _integers(source: PassSource, values: Sequence[int]) -> torch.Tensor:

@@ -18,13 +18,14 @@ import torch
 from support.models import edit_config, make_tiny_target
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
-from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder, kernels_for
+from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
+from outrider.cloud_verifier.backends.layer_kernels import device_kernels, host_kernels
 from outrider.cloud_verifier.backends.lean import LeanDecoder
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.cloud_verifier.server.cli import describe_target
 from outrider.common.errors import ModelError
-from outrider.kernels import plain_layers
+from outrider.kernels import host_layers, plain_layers
 
 TEXT = [(13 * i * i + 5 * i + 3) % 500 for i in range(24)]
 ROPE = {"rope_theta": 5000.0, "original_max_position_embeddings": 16}
@@ -275,5 +276,19 @@ def test_a_target_loads_where_transformers_cannot_be_imported(llama: Path) -> No
 
 def test_kernels_that_do_not_run_are_torchs_own_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     no_device = "cuda:99"  # as on a machine whose compiler Triton does not find, launching fails
-    assert kernels_for(no_device) is plain_layers
+    assert device_kernels(no_device) is plain_layers
     assert "do not run here" in caplog.text
+
+
+@pytest.mark.parametrize("case", ["qwen3", "gemma2"])
+def test_a_machine_without_numba_computes_the_same(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(tmp_path / "model", case)
+    assert host_kernels(torch.float32) is host_layers and host_kernels(torch.bfloat16) is plain_layers
+    expected = logits_of(model, "lean")
+    monkeypatch.setitem(sys.modules, "outrider.kernels.host_layers", None)
+    monkeypatch.delattr("outrider.kernels.host_layers")
+    assert host_kernels(torch.float32) is plain_layers
+    found = logits_of(model, "lean")
+    np.testing.assert_allclose(found, expected, atol=1e-5 * abs(expected).max())

@@ -169,7 +169,7 @@ def test_the_clock_says_nothing_about_bits(
 def test_weights_of_a_large_target_are_kept_once(
     target_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("outrider.cloud_verifier.backends.lean.MAX_DUPLICATED_BYTES", 1000)
+    monkeypatch.setattr("outrider.cloud_verifier.backends.layers.MAX_DUPLICATED_BYTES", 1000)
     backend = load_target(target_of("qwen2"), kv_tokens=2048)
     assert backend.decoder.most_own_rows == 0 and backend.is_reproducible
 
@@ -185,13 +185,13 @@ def test_one_thread_computes_the_rows_of_our_kernel_and_all_of_them_more(
         backend = load_target(target_of("qwen2"), kv_tokens=2048)
         decoder: Any = backend.decoder
         decoder._reader._own_kernel.most_rows = 8
-        activation, found = decoder._activation, list[int]()
+        head, found = decoder._head, list[int]()
 
         def counted(x: torch.Tensor) -> torch.Tensor:
             found.append(torch.get_num_threads())
-            return activation(x)  # type: ignore[no-any-return]
+            return head(x)  # type: ignore[no-any-return]
 
-        decoder._activation = counted
+        decoder._head = counted
         for count, num_threads in ((1, 1), (8, 1), (9, 2)):
             logits(backend, count)
             assert set(found) == {num_threads} and torch.get_num_threads() == 2
