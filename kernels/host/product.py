@@ -13,18 +13,25 @@ from outrider.kernels.host.tiles import PANEL, TILE, add_product
 
 SPAN = 1024  # inputs that are summed by themselves, as oneDNN does
 _MATRIX = types.float32[:, ::1]
-_PANELS = types.float32[:, :, ::1]
+_PANELS, _HALF_PANELS = types.float32[:, :, ::1], types.uint16[:, :, ::1]
 
 
-def to_panels(weight: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Returns a weight [out, in] in panels [⌈out / PANEL⌉, in, PANEL], as `multiply_rows` reads it."""
+def to_panels(weight: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.uint16]:
+    """Returns a weight [out, in] in panels [⌈out / PANEL⌉, in, PANEL], as `multiply_rows` reads it: of a weight whose
+    numbers are all bfloat16's the upper halves alone, which are read from memory in half the time."""
     num_outputs, num_inputs = weight.shape
-    panels = np.empty((-(-num_outputs // PANEL), num_inputs, PANEL), np.float32)
-    _fill_panels(weight, panels)
-    return panels
+    shape = -(-num_outputs // PANEL), num_inputs, PANEL
+    halves = weight.view(np.uint16).reshape(num_outputs, num_inputs, 2)
+    if halves[:, :, 0].any():  # the lower half, on machines that are little-endian, as all with AVX2 are
+        panels = np.empty(shape, np.float32)
+        _fill_panels(weight, panels)
+        return panels
+    half_panels = np.empty(shape, np.uint16)
+    _fill_panels(np.ascontiguousarray(halves[:, :, 1]), half_panels)
+    return half_panels
 
 
-@jit(types.void(_MATRIX, _PANELS))
+@jit([types.void(_MATRIX, _PANELS), types.void(types.uint16[:, ::1], _HALF_PANELS)])
 def _fill_panels(weight: Any, panels: Any) -> None:
     """Writes a weight to panels, the last with zeros where it ends."""
     num_outputs, num_inputs = weight.shape
@@ -36,7 +43,7 @@ def _fill_panels(weight: Any, panels: Any) -> None:
                 mine[i, j] = weight[first + j, i] if first + j < num_outputs else 0
 
 
-@jit(types.void(_MATRIX, _PANELS, _MATRIX))
+@jit([types.void(_MATRIX, _PANELS, _MATRIX), types.void(_MATRIX, _HALF_PANELS, _MATRIX)])
 def multiply_rows(rows: Any, panels: Any, out: Any) -> None:
     """Writes rows [n, in] times the weight in panels [⌈out / PANEL⌉, in, PANEL] to out [n, out].
 

@@ -25,10 +25,11 @@ TEXT = [(37 * i + 11) % 300 for i in range(40)]
 
 
 def make_matrix(
-    num_inputs: int, num_outputs: int, *, has_bias: bool
+    num_inputs: int, num_outputs: int, *, has_bias: bool, is_bfloat16: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     generator = torch.Generator().manual_seed(num_inputs)
     weight = torch.randn((num_outputs, num_inputs), generator=generator)
+    weight = weight.bfloat16().float() if is_bfloat16 else weight
     return weight, torch.randn(num_outputs, generator=generator) if has_bias else None
 
 
@@ -56,11 +57,13 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
     script_clock(monkeypatch, dict.fromkeys(TRIED_ROWS, 0.5))
 
 
+@pytest.mark.parametrize("is_bfloat16", [False, True])
 @pytest.mark.parametrize("size", SIZES)
-def test_a_row_is_summed_alike_among_any_number_of_rows(size: tuple[int, int]) -> None:
-    weight, _ = make_matrix(*size, has_bias=False)
+def test_a_row_is_summed_alike_among_any_number_of_rows(size: tuple[int, int], is_bfloat16: bool) -> None:
+    weight, _ = make_matrix(*size, has_bias=False, is_bfloat16=is_bfloat16)
     x = torch.randn((2 * TILE + 1, size[0]), generator=torch.Generator().manual_seed(1))
     panels, whole = to_panels(weight.numpy()), np.empty((len(x), size[1]), np.float32)
+    assert panels.dtype == (np.uint16 if is_bfloat16 else np.float32)
     multiply_rows(x.numpy(), panels, whole)
     exact = x.double().numpy() @ weight.double().t().numpy()
     assert np.allclose(whole, exact, rtol=1e-4, atol=1e-4)
@@ -70,12 +73,27 @@ def test_a_row_is_summed_alike_among_any_number_of_rows(size: tuple[int, int]) -
         assert np.array_equal(part, whole[first:last])
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_numbers_of_bfloat16_have_their_bits_in_half_the_memory(size: tuple[int, int]) -> None:
+    """Negative zeros, denormal numbers, infinities and NaN too; one number that has more digits keeps all wide."""
+    weight = make_matrix(*size, has_bias=False, is_bfloat16=True)[0].numpy()
+    special = np.array([0x80000000, 0x00010000, 0x7F800000, 0xFFC00000], np.uint32).view(np.float32)
+    weight.flat[: len(special)] = special[: weight.size]
+    halves = to_panels(weight)
+    wide = (halves.astype(np.uint32) << 16).view(np.float32)
+    weight.flat[-1] = np.nextafter(weight.flat[-1], np.float32(9))
+    expected = to_panels(weight)
+    same = wide.view(np.uint32) == expected.view(np.uint32)
+    assert halves.dtype == np.uint16 and expected.dtype == np.float32 and (~same).sum() == 1
+
+
 @pytest.mark.usefixtures("_fast")
 @pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("is_bfloat16", [False, True])
 @pytest.mark.parametrize("size", SIZES)
-def test_few_rows_have_the_bits_of_many(size: tuple[int, int], has_bias: bool) -> None:
+def test_few_rows_have_the_bits_of_many(size: tuple[int, int], is_bfloat16: bool, has_bias: bool) -> None:
     own = OwnKernel()
-    product = PackedLinear(*make_matrix(*size, has_bias=has_bias), own)
+    product = PackedLinear(*make_matrix(*size, has_bias=has_bias, is_bfloat16=is_bfloat16), own)
     x = torch.randn((80, size[0]), generator=torch.Generator().manual_seed(2))
     whole = product(x)
     if not loaded(product, own=own):
@@ -106,18 +124,20 @@ def test_the_library_multiplies_where_our_kernel_has_other_bits_or_cannot_be_com
 
 
 @pytest.mark.parametrize(
-    ("shares", "most"),
+    ("shares", "num_threads", "most"),
     [
-        ({1: 1.5}, 0),
-        ({1: 1.3, 8: 1.3, 16: 1.5}, 8),
-        ({1: 0.8, 8: 0.8, 16: 1.1}, 16),
-        ({1: 1.1, 8: 1.0, 16: 0.8}, 64),
+        ({1: 1.5}, 1, 0),
+        ({1: 1.3, 8: 1.3, 16: 1.5}, 1, 8),
+        ({1: 0.8, 8: 0.8, 16: 1.1}, 1, 16),
+        ({1: 1.1, 8: 1.0, 16: 0.8}, 1, 64),
+        ({1: 1.1, 8: 1.0, 16: 0.8}, 2, 16),
     ],
 )
 def test_our_kernel_is_used_for_as_many_rows_as_it_takes_little_longer(
-    shares: dict[int, float], most: int, monkeypatch: pytest.MonkeyPatch
+    shares: dict[int, float], num_threads: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script_clock(monkeypatch, shares)
+    torch.set_num_threads(num_threads)  # one again after each of these tests
     own = OwnKernel()
     product = PackedLinear(*make_matrix(64, 32, has_bias=False), own)
     monkeypatch.setattr(own, "_has_equal_bits", lambda _: True)
