@@ -24,9 +24,9 @@ def test_a_step_has_few_calls_a_layer_however_many_sessions_it_has() -> None:
         (measure,), details = dispatch.run()
     assert kernels() == before, "a stand-in was left in place"
     counts = details["counts"]
-    assert counts["lean"]["launches"] == counts["transformers"]["launches"] == 2 * 28
+    assert counts["transformers"]["launches"] == 2 * 28
     assert counts["cuda"]["launches"] == 6 * 28 + 1
-    assert measure.value == counts["cuda"]["calls"] <= 400 and counts["lean"]["calls"] < 64 * 28
+    assert measure.value == counts["cuda"]["calls"] <= 400
 
 
 def write(rows: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
