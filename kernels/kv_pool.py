@@ -44,8 +44,8 @@ class KVPool:
         """Returns rows and scales for a kernel, which is given the rows again where there are none."""
         return self.rows, self.rows if self.scales is None else self.scales
 
-    def write(self, slots: slice | torch.Tensor, rows: torch.Tensor) -> None:
-        """Writes rows [n, kv_heads, head_dim] to n slots: a slice of them, or int64 or int32 [n]."""
+    def write(self, slots: torch.Tensor, rows: torch.Tensor) -> None:
+        """Writes rows [n, kv_heads, head_dim] to slots, int64 or int32 [n]."""
         if self.scales is None:
             _put(self.rows, slots, rows.to(self.rows.dtype))
             return
@@ -59,9 +59,5 @@ class KVPool:
         return rows if self.scales is None else dequantize(rows, self.scales.flatten(0, 1)[slots], self.dtype)
 
 
-def _put(pool: torch.Tensor, slots: slice | torch.Tensor, rows: torch.Tensor) -> None:
-    pool = pool.flatten(0, 1)  # a view: [num_slots, ...]
-    if isinstance(slots, slice):
-        pool[slots] = rows
-    else:
-        pool.index_copy_(0, slots.long(), rows)
+def _put(pool: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    pool.flatten(0, 1).index_copy_(0, slots.long(), rows)  # a view: [num_slots, ...]
