@@ -18,7 +18,7 @@ _PANELS, _HALF_PANELS = types.float32[:, :, ::1], types.uint16[:, :, ::1]
 
 def to_panels(weight: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.uint16]:
     """Returns a weight [out, in] in panels [⌈out / PANEL⌉, in, PANEL], as `multiply_rows` reads it: of a weight whose
-    numbers are all bfloat16's the upper halves alone, which are read from memory in half the time."""
+    numbers are all of bfloat16 the upper halves alone, which are read from memory in half the time."""
     num_outputs, num_inputs = weight.shape
     shape = -(-num_outputs // PANEL), num_inputs, PANEL
     halves = weight.view(np.uint16).reshape(num_outputs, num_inputs, 2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -112,20 +112,20 @@ def _padding(source: PassSource, num_rows: int) -> Feed:
 
 def _plan(source: PassSource, feeds: Sequence[Feed], num_rows: int) -> ForwardPlan:
     sequences, start = [], 0
-    writes: list[Iterable[int]] = []
+    slots: list[int] = []
     for feed in feeds:
         table, num_fed = feed.table, len(feed.token_ids)
         length = feed.past + num_fed
-        writes.append(source.blocks.slots(table, feed.past, length))
+        slots.extend(source.blocks.slots(table, feed.past, length))
         sequences.append(
             PackedSequence(start, num_fed, length, table.block_ids, table.is_contiguous, feed.tree)
         )
         start += num_fed
-    slots = _integers(source, [slot for slots in writes for slot in slots])
+    write = _integers(source, slots)
     attention = source.planner.plan(sequences)
     is_fixed = source.inputs is not None and source.inputs.is_fixed
     pools = source.memory.key_pools, source.memory.value_pools
-    return ForwardPlan(*pools, slots, attention, num_rows, is_fixed, feature_layers=source.feature_layers)
+    return ForwardPlan(*pools, write, attention, num_rows, is_fixed, feature_layers=source.feature_layers)
 
 
 def _integers(source: PassSource, values: Sequence[int]) -> torch.Tensor:

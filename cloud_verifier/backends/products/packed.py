@@ -32,9 +32,8 @@ MIN_TURNS, MAX_TURNS = 2, 6  # of a comparison of times
 # as the library with two threads, and 1.1 to 1.3 times as much at 10 to 16, for which it takes 1.1 times as long. For
 # 32 rows it takes 1.2 times as long, and 32 sessions get 0.8 times as many tokens.
 MAX_SHARE = 1.4
-FAST_SHARE = (
-    0.9  # with one thread each it is 0.7 of the library's time at 16 rows, 0.8 at 64; with two 0.8 and 1.7
-)
+# With one thread each it is 0.7 of the library's time at 16 rows and 0.8 at 64; beside two threads 0.8 and 1.7.
+FAST_SHARE = 0.9
 PACK_ROWS = 8  # oneDNN's hint: of 1, 4, 8 and 16 the best over 1 to 64 rows
 
 Matrix = NDArray[np.float32]
