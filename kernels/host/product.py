@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from outrider.kernels.host.compiler import jit
 from outrider.kernels.host.tiles import PANEL, TILE, add_product
 
-SPAN = 1024  # inputs that are summed by themselves, as oneDNN does
+# Inputs that oneDNN sums by themselves: by the processor and by how many there are.
+SPANS = (1024, 512)
 _MATRIX = types.float32[:, ::1]
 _PANELS, _HALF_PANELS = types.float32[:, :, ::1], types.uint16[:, :, ::1]
 
@@ -43,12 +44,12 @@ def _fill_panels(weight: Any, panels: Any) -> None:
                 mine[i, j] = weight[first + j, i] if first + j < num_outputs else 0
 
 
-@jit([types.void(_MATRIX, _PANELS, _MATRIX), types.void(_MATRIX, _HALF_PANELS, _MATRIX)])
-def multiply_rows(rows: Any, panels: Any, out: Any) -> None:
+@jit([types.void(_MATRIX, kind, types.int64, _MATRIX) for kind in (_PANELS, _HALF_PANELS)])
+def multiply_rows(rows: Any, panels: Any, span: Any, out: Any) -> None:
     """Writes rows [n, in] times the weight in panels [⌈out / PANEL⌉, in, PANEL] to out [n, out].
 
     A row's numbers do not depend on `n`: products are added one after another, in the order of the inputs, for each
-    `SPAN` of these from zero; then the sums of spans are added. Each product and addition are rounded once together
+    `span` of these from zero; then the sums of spans are added. Each product and addition are rounded once together
     where the processor can (FMA). The weight is read from memory once for all rows.
     """
     num_rows, num_inputs = rows.shape
@@ -58,8 +59,8 @@ def multiply_rows(rows: Any, panels: Any, out: Any) -> None:
     for panel in range(panels.shape[0]):
         left = panel * PANEL
         width = min(PANEL, num_outputs - left)
-        for start in range(0, num_inputs, SPAN):
-            stop = min(start + SPAN, num_inputs)
+        for start in range(0, num_inputs, span):
+            stop = min(start + span, num_inputs)
             for tile in range(num_tiles):
                 first = num_rows * tile // num_tiles
                 count = num_rows * (tile + 1) // num_tiles - first

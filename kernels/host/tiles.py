@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
 from outrider.kernels.host.compiler import jit
 
-TILE = 6  # rows that share what is read of a panel: their sums are in 12 of AVX2's 16 registers
 PANEL = 16  # columns
+_LANES = 16 if get_host_cpu_features().get("avx512f") else 8  # of a register
+_SUMS = 12  # registers for sums, of AVX2's 16 and AVX-512's 32
+TILE = _SUMS * _LANES // PANEL  # rows that share what is read of a panel
 MOST_PANELS = 4  # of one row, whose sums of a single panel would wait for one another
 # Numbers by which a matrix of uint16 is read ahead, also across pages, where the processor stops by itself. Of matrices
 # that no cache holds, 5 rows of 640 inputs take 187, 170, 117 and 142 us with 0, 512, 1,024 and 2,048 (Zen 3).
 PREFETCHED = 1024
-_LANES = 8  # of a register
 _INDEX, _FLOAT = ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, _LANES)
 _PLACES = ir.VectorType(ir.IntType(32), _LANES)
@@ -109,7 +111,7 @@ def _add_loop(builder: Any, arrays: Any, num_rows: int, num_columns: int) -> Non
 
 @intrinsic  # type: ignore[untyped-decorator]
 def turn(_: Any, matrix: Any, out: Any) -> Any:
-    """Writes a matrix [m, n] to out [n, m]: float32, both numbers multiples of 8."""
+    """Writes a matrix [m, n] to out [n, m]: float32, both numbers multiples of `PANEL`."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         source, target = _arrays(context, builder, signature, values)

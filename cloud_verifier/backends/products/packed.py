@@ -38,8 +38,8 @@ PACK_ROWS = 8  # oneDNN's hint: of 1, 4, 8 and 16 the best over 1 to 64 rows
 
 Matrix = NDArray[np.float32]
 Panels = NDArray[np.float32] | NDArray[np.uint16]  # a weight as our kernel reads it
-# Of rows [n, in], a weight and what is written, [n, out].
-Multiply = Callable[[Matrix, Panels, Matrix], None]
+# Of rows [n, in], a weight, the inputs that are summed by themselves, and what is written, [n, out].
+Multiply = Callable[[Matrix, Panels, int, Matrix], None]
 Runs = Sequence[tuple[Product, torch.Tensor]]
 
 
@@ -50,32 +50,36 @@ class OwnKernel:
         self.most_rows = 0
         self.multiply: Multiply | None = None
         self.to_panels: Callable[[Matrix], Panels] | None = None
+        self.spans: dict[tuple[int, int], int] = {}  # by inputs and outputs of a matrix
 
     def load(self, products: Sequence[PackedLinear], kinds: Iterable[MatrixKind]) -> None:
         """Sets `most_rows` for these products, which are of these kinds."""
         try:
-            from outrider.kernels.host.product import multiply_rows, to_panels
+            from outrider.kernels.host.product import SPANS, multiply_rows, to_panels
         except Exception as error:  # no numba, one that does not fit numpy, a machine it cannot compile for
             logger.debug("rows are multiplied by the library alone: %s", error)
             return
         self.multiply, self.to_panels = multiply_rows, to_panels
-        if all(map(self._has_equal_bits, kinds)):
+        if all(self._find_span(kind, SPANS) for kind in kinds):
             self.most_rows = _most_fast_rows(products)
         for product in products:
             product.settle(is_doubled=self.most_rows > 0)
         logger.debug("up to %d rows are multiplied by our kernel", self.most_rows)
 
-    def _has_equal_bits(self, kind: MatrixKind) -> bool:
-        """Returns whether rows, beside others, have the bits that the library gives to as many."""
-        x = torch.randn((TRIED_ROWS[-1], kind.num_inputs), generator=torch.Generator().manual_seed(0))
+    def _find_span(self, kind: MatrixKind, spans: Sequence[int]) -> bool:
+        """Returns whether rows have the bits that the library gives to many, and notes the span with which they do."""
+        x = torch.randn((MANY_ROWS, kind.num_inputs), generator=torch.Generator().manual_seed(0))
         x[::2] = 1.0  # whose products are rounding error alone
         wide = cancelling_weight(kind, torch.float32, torch.device("cpu"))
-        for weight in (wide, wide.bfloat16().float()):  # our kernel reads the second otherwise
-            product = PackedLinear(weight, None, self)
-            found = product.by_own_kernel(x)
-            if not all(torch.equal(product.by_library(x[:count]), found[:count]) for count in TRIED_ROWS):
-                return False
-        return True
+        # Our kernel reads the second otherwise.
+        products = [PackedLinear(weight, None, self) for weight in (wide, wide.bfloat16().float())]
+        expected = [product.by_library(x) for product in products]
+        for span in spans:
+            self.spans[kind.num_inputs, kind.num_outputs] = span
+            found = [product.by_own_kernel(x) for product in products]
+            if all(map(torch.equal, found, expected)):
+                return True
+        return False
 
 
 class PackedLinear:
@@ -83,9 +87,8 @@ class PackedLinear:
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, own: OwnKernel) -> None:
         """`weight` is [out, in]; `own` is shared by the matrices of a decoder."""
-        self.num_inputs = weight.shape[1]
+        self.num_outputs, self.num_inputs = weight.shape
         self._bias, self._own = bias, own
-        self._num_outputs = weight.shape[0]
         self._panels: Panels | None = None
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACK_ROWS)
         self._pointwise = torch.ops.mkldnn._linear_pointwise.default
@@ -110,8 +113,9 @@ class PackedLinear:
         if self._panels is None:
             self.settle(is_doubled=True)
         assert self._panels is not None and self._own.multiply is not None
-        out = np.empty((x.shape[0], self._num_outputs), np.float32)
-        self._own.multiply(x.contiguous().numpy(), self._panels, out)
+        out = np.empty((x.shape[0], self.num_outputs), np.float32)
+        span = self._own.spans[self.num_inputs, self.num_outputs]
+        self._own.multiply(x.contiguous().numpy(), self._panels, span, out)
         found = torch.from_numpy(out)
         return found if self._bias is None else found.add_(self._bias)
 

@@ -18,8 +18,9 @@ from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.products import packed
 from outrider.cloud_verifier.backends.products.packed import TRIED_ROWS, OwnKernel, PackedLinear
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPlan
-from outrider.kernels.host.product import SPAN, TILE, multiply_rows, to_panels
+from outrider.kernels.host.product import SPANS, TILE, multiply_rows, to_panels
 
+SPAN = SPANS[0]
 SIZES = [(1, 3), (13, 5), (384, 640), (100, 37), (SPAN, 24), (SPAN + 1, 129), (3 * SPAN + 5, 40)]  # in, out
 TEXT = [(37 * i + 11) % 300 for i in range(40)]
 
@@ -35,7 +36,8 @@ def make_matrix(
 
 def loaded(*products: PackedLinear, own: OwnKernel) -> int:
     kinds = [
-        MatrixKind(each.num_inputs, 8, lambda weight: PackedLinear(weight, None, own)) for each in products
+        MatrixKind(each.num_inputs, each.num_outputs, lambda weight: PackedLinear(weight, None, own))
+        for each in products
     ]
     own.load(products, kinds)
     return own.most_rows
@@ -64,12 +66,12 @@ def test_a_row_is_summed_alike_among_any_number_of_rows(size: tuple[int, int], i
     x = torch.randn((2 * TILE + 1, size[0]), generator=torch.Generator().manual_seed(1))
     panels, whole = to_panels(weight.numpy()), np.empty((len(x), size[1]), np.float32)
     assert panels.dtype == (np.uint16 if is_bfloat16 else np.float32)
-    multiply_rows(x.numpy(), panels, whole)
+    multiply_rows(x.numpy(), panels, SPAN, whole)
     exact = x.double().numpy() @ weight.double().t().numpy()
     assert np.allclose(whole, exact, rtol=1e-4, atol=1e-4)
     for first, last in [(3, 3 + count) for count in range(1, TILE + 3)]:
         part = np.full((last - first, size[1]), np.nan, np.float32)
-        multiply_rows(x[first:last].numpy(), panels, part)
+        multiply_rows(x[first:last].numpy(), panels, SPAN, part)
         assert np.array_equal(part, whole[first:last])
 
 
@@ -106,14 +108,33 @@ def test_few_rows_have_the_bits_of_many(size: tuple[int, int], is_bfloat16: bool
 
 
 @pytest.mark.usefixtures("_fast")
+@pytest.mark.parametrize("span", SPANS)
+def test_inputs_are_summed_in_the_spans_of_the_library(span: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN's differ between processors."""
+
+    def by_library(product: PackedLinear, x: torch.Tensor) -> torch.Tensor:
+        out = np.empty((len(x), product.num_outputs), np.float32)
+        panels = to_panels(product._packed.to_dense().numpy())
+        multiply_rows(x.numpy(), panels, span, out)
+        return torch.from_numpy(out)
+
+    monkeypatch.setattr(PackedLinear, "by_library", by_library)
+    own = OwnKernel()
+    product = PackedLinear(*make_matrix(SPAN + 1, 40, has_bias=False), own)
+    assert loaded(product, own=own) and own.spans == {(SPAN + 1, 40): span}
+    x = torch.randn((3, SPAN + 1), generator=torch.Generator().manual_seed(4))
+    assert torch.equal(product(x), product.by_library(x))
+
+
+@pytest.mark.usefixtures("_fast")
 @pytest.mark.parametrize("kernel", ["of another order", "none"])
 def test_the_library_multiplies_where_our_kernel_has_other_bits_or_cannot_be_compiled(
     kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def from_the_last(rows: Any, weight: Any, out: Any) -> None:
-        multiply_rows(rows[:, ::-1].copy(), weight[:, ::-1].copy(), out)
+    def from_the_last(rows: Any, weight: Any, span: int, out: Any) -> None:
+        multiply_rows(rows[:, ::-1].copy(), weight[:, ::-1].copy(), span, out)
 
-    changed = types.SimpleNamespace(multiply_rows=from_the_last, to_panels=to_panels)
+    changed = types.SimpleNamespace(multiply_rows=from_the_last, to_panels=to_panels, SPANS=SPANS)
     module = None if kernel == "none" else changed
     monkeypatch.setitem(sys.modules, "outrider.kernels.host.product", module)
     own = OwnKernel()
@@ -140,7 +161,7 @@ def test_our_kernel_is_used_for_as_many_rows_as_it_takes_little_longer(
     torch.set_num_threads(num_threads)  # one again after each of these tests
     own = OwnKernel()
     product = PackedLinear(*make_matrix(64, 32, has_bias=False), own)
-    monkeypatch.setattr(own, "_has_equal_bits", lambda _: True)
+    monkeypatch.setattr(own, "_find_span", lambda *_: own.spans.setdefault((64, 32), SPAN))
     assert loaded(product, own=own) == most
     assert (product._panels is None) == (most == 0), "a copy of the weights is kept that nothing reads"
 
