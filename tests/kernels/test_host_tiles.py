@@ -34,7 +34,7 @@ def test_products_of_parts_of_matrices_are_added_there_and_nowhere_else(num_rows
 
 
 def test_a_matrix_is_turned_over() -> None:
-    for num_rows, num_columns in ((8, 8), (64, 16), (16, 80)):
+    for num_rows, num_columns in ((PANEL, PANEL), (64, 16), (16, 80)):
         matrix = np.arange(num_rows * num_columns, dtype=np.float32).reshape(num_rows, num_columns)
         out = np.empty((num_columns, num_rows), np.float32)
         call_turn(matrix, out)
