@@ -127,9 +127,11 @@ def recorded_place(
     rtt_ms: float,
     verifier: Mapping[str, float] | None = None,
     draft_token_ms: float | None = None,
+    times: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Place:
-    """Returns what a recorded set's parts take, with a stretched forward and drafted token where given."""
-    times = bank()[set_name].times
+    """Returns what a recorded set's parts take (None: what was recorded with it), with a stretched forward and drafted
+    token where given."""
+    times = bank()[set_name].times if times is None else times
     assert times is not None, f"{set_name} has no times"
     draft = dict(times["draft"])
     if draft_token_ms is not None and "token_ms" in draft:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -125,14 +125,22 @@ def _trace(model: DraftModel, texts: Sequence[Text], num_positions: int) -> tupl
 
 def time_again(folder: BankFolder, sets: Sequence[TraceSet]) -> Iterator[TraceSet]:
     """Returns sets recorded before, with the times that their models take now."""
-    prompts, known = read_prompts(folder, 1), {traces.name: traces for traces in sets}
-    kv_tokens = NUM_SEQUENCES * (NUM_BEFORE + 2 * MAX_DEPTH)
-    verifier = verifier_times(load_target(str(folder.target_dir), kv_tokens=kv_tokens))
-    for draft in folder.target.drafts:
-        with create_draft_model(draft.strategy, folder.draft_dir(draft)) as model:
-            times = _times(verifier, draft_times(model, prompts[0]))
+    known = {traces.name: traces for traces in sets}
+    for draft, times in pairs_times(folder, folder.target.drafts):
         for temperature in TEMPERATURES:
             yield replace(known[set_name(folder, draft, temperature)], times=times)
+
+
+def pairs_times(
+    folder: BankFolder, drafts: Sequence[BankDraft]
+) -> Iterator[tuple[BankDraft, Mapping[str, Mapping[str, float]]]]:
+    """Returns drafts of a target, and what each pair's models take now, as a set of traces has it."""
+    (prompt,) = read_prompts(folder, 1)
+    kv_tokens = NUM_SEQUENCES * (NUM_BEFORE + 2 * MAX_DEPTH)
+    verifier = verifier_times(load_target(str(folder.target_dir), kv_tokens=kv_tokens))
+    for draft in drafts:
+        with create_draft_model(draft.strategy, folder.draft_dir(draft)) as model:
+            yield draft, _times(verifier, draft_times(model, prompt))
 
 
 def set_name(folder: BankFolder, draft: BankDraft, temperature: float) -> str:

@@ -28,7 +28,7 @@ from benchmarks.real.cases import (
 from benchmarks.real.judging import JudgedPoint, a_a_ratio, judge, next_rerun
 from benchmarks.real.points import PointOptions, RealPoint, draw_points
 from benchmarks.real.running import describe_case, describe_stretches, find_pair, run_point
-from benchmarks.real.virtual import virtual_ms
+from benchmarks.real.virtual import measured_times, virtual_ms
 from benchmarks.results_file import Found
 from outrider.experiments.shared.results import Measure, at_least, at_most, git_state, judged
 
@@ -68,11 +68,12 @@ def measure_point(point: RealPoint) -> dict[str, Any]:
     print(f"point {point.number}: {point}", flush=True)
     begin_s = time.monotonic()
     short = replace(point, num_tokens=min(point.num_tokens, MAX_VIRTUAL_TOKENS))
-    virtual = virtual_ms(short, (*SYNCHRONOUS, *PIPELINED))
+    times = measured_times(point)
+    virtual = virtual_ms(short, (*SYNCHRONOUS, *PIPELINED), times)
     candidates = name_candidates(virtual)
     policies = (DEFAULT, CLOUD_ONLY, OPTIMAL, PIPELINE_AUTO, PIPELINE_ON)
     virtual = {name: ms for name, ms in virtual.items() if name in candidates.names}
-    virtual |= virtual_ms(point, policies)
+    virtual |= virtual_ms(point, policies, times)
     cases, compared = cases_at(candidates, point.is_near), comparisons(candidates, point.is_near)
     runs = run_point(point, cases, compared)
     outcomes = {each.id: judge(runs.ms, each) for each in compared}
@@ -91,6 +92,7 @@ def measure_point(point: RealPoint) -> dict[str, Any]:
         "realisation": runs.realisation,
         "cases": {name: describe_case(runs.seen[name], ms) for name, ms in runs.ms.items()},
         "virtual_ms": virtual,
+        "virtual_times": times,
         "default": [describe_stretches(each) for each in runs.seen[DEFAULT.name][:NUM_SHOWN_RUNS]],
     }
     print(f"  {_summary(found)}", flush=True)

@@ -26,7 +26,7 @@ from outrider.experiments.shared.prompts import Prompt, load_prompts
 from outrider.experiments.sweep.config.schema import DIRECT
 from outrider.experiments.sweep.edges import EdgeProcess
 from outrider.experiments.sweep.observing import Errand
-from outrider.training.bank.pairs import BANK, PROMPT_LOOKUP, RUN, BankFolder
+from outrider.training.bank.pairs import BANK, PROMPT_LOOKUP, RUN, BankDraft, BankFolder
 
 EDGE_LOG = ROOT / "benchmarks" / "runs" / "real-edge.log"
 BUDGET_S = 60.0  # of a point's turns at least; four times as much for the first USUAL_TURNS
@@ -49,10 +49,15 @@ class BuiltPair:
     prompts: list[Prompt]
 
 
+def find_draft(point: RealPoint) -> tuple[BankFolder, BankDraft]:
+    """Returns where a point's target is, and its draft."""
+    folder = BankFolder(ROOT / RUN, next(target for target in BANK if target.name == point.target))
+    return folder, next(draft for draft in folder.target.drafts if draft.name == point.draft)
+
+
 def find_pair(point: RealPoint) -> BuiltPair:
     """Returns a point's pair of the bank. Raises `UsageError` where it is not built."""
-    folder = BankFolder(ROOT / RUN, next(target for target in BANK if target.name == point.target))
-    draft = next(draft for draft in folder.target.drafts if draft.name == point.draft)
+    folder, draft = find_draft(point)
     parts = [folder.target_dir / "config.json", folder.prompts]
     if draft.name != PROMPT_LOOKUP:
         parts.append(folder.draft_dir(draft) / "draft.json")
