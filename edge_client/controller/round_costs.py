@@ -186,11 +186,12 @@ class RoundCosts:
     @property
     def measured_stream_overhead_s(self) -> float | None:
         """Returns what streamed tokens took beyond a step of one token, of which the earlier sequences' counts as some
-        samples; None where either is not known."""
+        samples; None where either is not known. It is negative where a stream's steps, which nothing separates, find
+        warm caches and take less than those of rounds."""
         if not self._overheads_s:
             return None
         earlier_s = [self.stream_overhead_s] * SETTINGS.stream_overhead_weight_samples
-        return max(0.0, statistics.median((*earlier_s, *self._overheads_s)))
+        return statistics.median((*earlier_s, *self._overheads_s))
 
     def _line(self, weight_tokens: float | None = None) -> tuple[float, float] | None:
         """Returns a forward's line over its tokens: of rounds, or what the verifier states; None: neither.
@@ -244,7 +245,9 @@ class RoundCosts:
             known_s = [step_s] if self._num_rounds else [*known_s, step_s]
         elif self._num_rounds:
             known_s.append(self._verify.recent.median_s)
-        return min(known_s, default=0.0) + min(overhead_s, SETTINGS.max_stream_overhead_s)
+        base_s = min(known_s, default=0.0)
+        least_s = SETTINGS.min_stream_share * base_s
+        return max(least_s, base_s + min(overhead_s, SETTINGS.max_stream_overhead_s))
 
 
 def _shared_token_s(record: RoundRecord) -> float:

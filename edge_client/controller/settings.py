@@ -79,6 +79,7 @@ class ControllerSettings:
     # samples of the present stream that earlier sequences' value counts as.
     stream_overhead_s: float = 0.0004
     max_stream_overhead_s: float = 0.003
+    min_stream_share: float = 0.5  # a streamed token's time : the step's of one token, at least. By hand
     stream_overhead_memory: float = 0.5
     stream_overhead_weight_samples: int = 4
     min_rtt_s: float = 1e-6  # keeps rates finite on loopback

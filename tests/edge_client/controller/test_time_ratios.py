@@ -126,6 +126,19 @@ def test_a_stream_that_was_left_is_less_of_the_present_with_every_round() -> Non
     assert conditions.estimate()[0].target_token_s < 0.035
 
 
+def test_a_stream_may_take_less_than_a_step_of_rounds() -> None:
+    """Of 29.2 ms, as its forwards find warm caches; the next text begins with what it took."""
+    conditions = begun()
+    for _ in range(15):
+        conditions.observe_stream(0.02)
+    overhead_s = conditions.costs.measured_stream_overhead_s
+    assert overhead_s == pytest.approx(-0.0092)
+    for learned_s, expected_s in ((overhead_s, 0.02), (-0.02, 0.0146)):
+        following = begun()
+        following.costs.stream_overhead_s = learned_s
+        assert following.estimate()[0].target_token_s == pytest.approx(expected_s), "at least half of a step"
+
+
 def test_a_short_stream_in_a_busy_moment_keeps_nobody_from_streaming_again() -> None:
     """Two samples of a stream took twice the time: 15 rounds later a stream is expected to take what it did before."""
     conditions = begun()
