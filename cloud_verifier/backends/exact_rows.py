@@ -17,7 +17,7 @@ from outrider.cloud_verifier.backends.attention.sdpa import SdpaPlanner
 from outrider.cloud_verifier.backends.attention.tiled import TiledPlanner
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits, open_sequence
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
-from outrider.cloud_verifier.backends.products.packed import TRIED_ROWS
+from outrider.cloud_verifier.backends.products.packed import MANY_ROWS
 from outrider.cloud_verifier.backends.products.row_plan import (
     ON_CPU,
     ON_GPU,
@@ -172,8 +172,9 @@ def _prepare(backend: PagedBackend, plan: RowPlan, choices: RowChoices) -> RowPl
     if device.type == "cuda":
         kinds = backend.decoder.matrix_kinds()
         plan = plan.without_slow(products_ms(kinds, plan.counts, getattr(torch, backend.dtype), device))
-    if not set(plan.counts).isdisjoint(TRIED_ROWS):  # at which our kernel has the library's bits
-        plan = RowPlan(tuple(sorted({*plan.counts, *range(1, backend.decoder.most_own_rows + 1)})))
+    own = range(1, backend.decoder.most_own_rows + 1)  # all with the same bits, the library's for `MANY_ROWS`
+    if not set(plan.counts).isdisjoint({*own, MANY_ROWS}):
+        plan = RowPlan(tuple(sorted({*plan.counts, *own})))
     backend.row_plan = plan
     check_attention(backend)
     check_forwards(backend)

@@ -16,7 +16,7 @@ from outrider.cloud_verifier.backends.base import ForwardItem, Logits, open_sequ
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.products import packed
-from outrider.cloud_verifier.backends.products.packed import TRIED_ROWS, OwnKernel, PackedLinear
+from outrider.cloud_verifier.backends.products.packed import MANY_ROWS, TIMED_ROWS, OwnKernel, PackedLinear
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPlan
 from outrider.kernels.host.product import SPANS, TILE, multiply_rows, to_panels
 
@@ -56,7 +56,7 @@ def script_clock(monkeypatch: pytest.MonkeyPatch, shares: dict[int, float]) -> N
 
 @pytest.fixture
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    script_clock(monkeypatch, dict.fromkeys(TRIED_ROWS, 0.5))
+    script_clock(monkeypatch, dict.fromkeys(TIMED_ROWS, 0.5))
 
 
 @pytest.mark.parametrize("is_bfloat16", [False, True])
@@ -100,7 +100,7 @@ def test_few_rows_have_the_bits_of_many(size: tuple[int, int], is_bfloat16: bool
     whole = product(x)
     if not loaded(product, own=own):
         pytest.skip("the library's products of this machine are summed in another order")
-    for count in (1, 2, 3, 5, 6, 7, 40, TRIED_ROWS[-1], TRIED_ROWS[-1] + 1):
+    for count in (1, 2, 3, 5, 6, 7, 40, MANY_ROWS, MANY_ROWS + 1):
         assert torch.equal(product(x[:count]), whole[:count])
     wide = torch.cat((x, x), dim=1)[:3, : size[0]]  # a view, as of half a product
     assert torch.equal(product(wide), whole[:3])
@@ -148,10 +148,11 @@ def test_the_library_multiplies_where_our_kernel_has_other_bits_or_cannot_be_com
     ("shares", "num_threads", "most"),
     [
         ({1: 1.5}, 1, 0),
-        ({1: 1.3, 8: 1.3, 16: 1.5}, 1, 8),
-        ({1: 0.8, 8: 0.8, 16: 1.1}, 1, 16),
-        ({1: 1.1, 8: 1.0, 16: 0.8}, 1, 64),
-        ({1: 1.1, 8: 1.0, 16: 0.8}, 2, 16),
+        ({1: 1.3, 8: 1.3, 12: 1.5}, 1, 8),
+        ({1: 0.8, 8: 0.8, 12: 1.1, 16: 1.5}, 1, 12),
+        ({1: 0.8, 8: 0.8, 12: 1.0, 16: 1.1}, 1, 16),
+        ({1: 1.1, 8: 1.0, 12: 0.9, 16: 0.8}, 1, 64),
+        ({1: 1.1, 8: 1.0, 12: 0.9, 16: 0.8}, 2, 16),
     ],
 )
 def test_our_kernel_is_used_for_as_many_rows_as_it_takes_little_longer(
@@ -176,7 +177,7 @@ def test_a_disturbed_turn_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(packed, "_seconds", seconds)
     own = OwnKernel()
     product = PackedLinear(*make_matrix(64, 32, has_bias=False), own)
-    assert packed._most_fast_rows([product]) == TRIED_ROWS[-1]
+    assert packed._most_fast_rows([product]) == MANY_ROWS
 
 
 def logits(backend: PagedBackend, *counts: int) -> Logits:
@@ -194,7 +195,7 @@ def test_the_clock_says_nothing_about_bits(
 ) -> None:
     """Of a machine that is busy at one start and not at another."""
     found = []
-    for shares in ({1: 2.0}, {1: 1.0, 8: 2.0}, dict.fromkeys(TRIED_ROWS, 0.5)):
+    for shares in ({1: 2.0}, {1: 1.0, 8: 2.0}, dict.fromkeys(TIMED_ROWS, 0.5)):
         script_clock(monkeypatch, shares)
         backend = load_target(target_of("qwen2"), kv_tokens=2048, exact_rows="on")
         assert backend.is_reproducible and isinstance(backend.row_plan, RowPlan)
