@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.controller.simulated import Place, play_edges
 from benchmarks.controller.ways import Total, total_of
 from outrider.edge_client.drafting.registry import PROMPT_LOOKUP
-from outrider.experiments.shared.acceptance_traces import TRACES, TextTrace, TraceSet, load_traces
+from outrider.experiments.shared.acceptance_traces import TRACES, PairTimes, TextTrace, TraceSet, load_traces
 
 TARGETS = ("embedded", "prose", "tables")
 NUM_TOKENS = (32, 100, 400)
@@ -127,7 +127,7 @@ def recorded_place(
     rtt_ms: float,
     verifier: Mapping[str, float] | None = None,
     draft_token_ms: float | None = None,
-    times: Mapping[str, Mapping[str, float]] | None = None,
+    times: PairTimes | None = None,
 ) -> Place:
     """Returns what a recorded set's parts take (None: what was recorded with it), with a stretched forward and drafted
     token where given."""

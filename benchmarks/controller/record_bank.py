@@ -19,10 +19,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from benchmarks.engine_texts import Text, texts_after, write
 from outrider.cloud_verifier.backends.base import ForwardItem, TargetBackend
@@ -38,6 +38,7 @@ from outrider.experiments.shared.acceptance_traces import (
     MAX_DEPTH,
     RECORDED,
     TRACES,
+    PairTimes,
     TextTrace,
     TraceSet,
     load_traces,
@@ -126,14 +127,12 @@ def _trace(model: DraftModel, texts: Sequence[Text], num_positions: int) -> tupl
 def time_again(folder: BankFolder, sets: Sequence[TraceSet]) -> Iterator[TraceSet]:
     """Returns sets recorded before, with the times that their models take now."""
     known = {traces.name: traces for traces in sets}
-    for draft, times in pairs_times(folder, folder.target.drafts):
+    for draft, times in time_pairs(folder, folder.target.drafts):
         for temperature in TEMPERATURES:
             yield replace(known[set_name(folder, draft, temperature)], times=times)
 
 
-def pairs_times(
-    folder: BankFolder, drafts: Sequence[BankDraft]
-) -> Iterator[tuple[BankDraft, Mapping[str, Mapping[str, float]]]]:
+def time_pairs(folder: BankFolder, drafts: Sequence[BankDraft]) -> Iterator[tuple[BankDraft, PairTimes]]:
     """Returns drafts of a target, and what each pair's models take now, as a set of traces has it."""
     (prompt,) = read_prompts(folder, 1)
     kv_tokens = NUM_SEQUENCES * (NUM_BEFORE + 2 * MAX_DEPTH)
@@ -213,7 +212,7 @@ def _once_ms(shape: ShapeT, run: Callable[[ShapeT], object]) -> float:
     return 1e3 * (time.perf_counter() - start_s)
 
 
-def _times(verifier: VerifierTimes, draft: DraftTimes) -> dict[str, Any]:
+def _times(verifier: VerifierTimes, draft: DraftTimes) -> PairTimes:
     """Returns what differs by pair; messages and the edge's own times do not."""
     parts = {"verifier": asdict(verifier), "draft": asdict(draft)}
     return {part: {key: value for key, value in each.items() if value} for part, each in parts.items()}

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.real.points import RealPoint
-from benchmarks.real.running import ask_edge, find_pair, start_edge
-from benchmarks.results_file import ROOT, Found
+from benchmarks.real.running import ask_edge, find_draft, find_pair, start_edge
+from benchmarks.results_file import Found
 from benchmarks.timing import median_ratio
 from outrider.common.errors import UsageError
 from outrider.common.process.quiet_loading import quiet_loading
@@ -25,7 +25,6 @@ from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.processes import running_verifier
 from outrider.experiments.shared.results import Measure, at_least, judged
 from outrider.models import EMBEDDED
-from outrider.training.bank.pairs import BANK, RUN, BankFolder
 from outrider.training.draft.restore import restore_draft
 
 EMBEDDED_PAIR = "embedded/trained"
@@ -132,8 +131,8 @@ def compare(target: str, draft: str, num_threads: int) -> tuple[float, dict[str,
 @contextlib.contextmanager
 def _weights_of(target: str, draft: str) -> Iterator[Path]:
     """Yields the draft as transformers reads it. Raises `UsageError` where it is not built."""
-    folder = BankFolder(ROOT / RUN, next(each for each in BANK if each.name == target))
-    graph = folder.draft_dir(next(each for each in folder.target.drafts if each.name == draft))
+    folder, found = find_draft(target, draft)
+    graph = folder.draft_dir(found)
     directory = folder.work / "training" / draft
     if (directory / "config.json").is_file():
         yield directory

@@ -49,15 +49,15 @@ class BuiltPair:
     prompts: list[Prompt]
 
 
-def find_draft(point: RealPoint) -> tuple[BankFolder, BankDraft]:
-    """Returns where a point's target is, and its draft."""
-    folder = BankFolder(ROOT / RUN, next(target for target in BANK if target.name == point.target))
-    return folder, next(draft for draft in folder.target.drafts if draft.name == point.draft)
+def find_draft(target: str, draft: str) -> tuple[BankFolder, BankDraft]:
+    """Returns where a target of the bank is, and one of its drafts."""
+    folder = BankFolder(ROOT / RUN, next(each for each in BANK if each.name == target))
+    return folder, next(each for each in folder.target.drafts if each.name == draft)
 
 
 def find_pair(point: RealPoint) -> BuiltPair:
     """Returns a point's pair of the bank. Raises `UsageError` where it is not built."""
-    folder, draft = find_draft(point)
+    folder, draft = find_draft(point.target, point.draft)
     parts = [folder.target_dir / "config.json", folder.prompts]
     if draft.name != PROMPT_LOOKUP:
         parts.append(folder.draft_dir(draft) / "draft.json")

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from benchmarks.controller.bank import NUM_BEFORE, bank, play_last, recorded_place
-from benchmarks.controller.record_bank import pairs_times
+from benchmarks.controller.record_bank import time_pairs
 from benchmarks.real.cases import RealCase
 from benchmarks.real.points import RealPoint
 from benchmarks.real.running import find_draft
 from outrider.cloud_verifier.backends.lean import one_thread
+from outrider.experiments.shared.acceptance_traces import PairTimes
 
-Times = Mapping[str, Mapping[str, float]]
 
-
-def measured_times(point: RealPoint) -> Times:
+def measured_times(point: RealPoint) -> PairTimes:
     """Returns what the pair's models take on this machine, by one thread."""
-    folder, draft = find_draft(point)
+    folder, draft = find_draft(point.target, point.draft)
     with one_thread():
-        ((_, times),) = pairs_times(folder, [draft])
+        ((_, times),) = time_pairs(folder, [draft])
     return times
 
 
-def virtual_ms(point: RealPoint, cases: Sequence[RealCase], times: Times | None = None) -> dict[str, float]:
-    """Returns the milliseconds a token of each case, over the pair's recorded texts; without `times` as recorded."""
+def virtual_ms(point: RealPoint, cases: Sequence[RealCase], times: PairTimes) -> dict[str, float]:
+    """Returns the milliseconds a token of each case, over the pair's recorded texts."""
     return {case.name: round(_play(point, case, times), 3) for case in cases}
 
 
-def _play(point: RealPoint, case: RealCase, times: Times | None) -> float:
+def _play(point: RealPoint, case: RealCase, times: PairTimes) -> float:
     texts = bank()[point.traces].texts
     num_before = 0 if point.is_first else NUM_BEFORE
     orders = [

@@ -29,15 +29,13 @@ class Conditions:
         was observed. `is_copied`: the draft has no model. `is_local`: the verifier runs on this machine."""
         weight = SETTINGS.branch_prior_weight_rejections
         self._num_rejections, self._num_hits = weight, weight * branch_hit_share
-        self.costs = RoundCosts()
+        self.costs = RoundCosts(is_local=is_local)
         self.acceptance = AcceptanceEstimator(is_copied)
         self.window = 1  # rounds that may be in flight now
-        weight, excess = SETTINGS.time_ratio_weight_rounds, SETTINGS.pipelined_excess_share
-        if is_local and not is_copied:
-            excess = SETTINGS.shared_excess_share
+        weight = SETTINGS.time_ratio_weight_rounds
         self._times = {
             ExecutionMode.SPECULATIVE: TimeRatio(1.0, weight),
-            ExecutionMode.PIPELINED: TimeRatio(1.0 + excess, weight),
+            ExecutionMode.PIPELINED: TimeRatio(1.0 + SETTINGS.pipelined_excess_share, weight),
         }
         self._tree_tokens = self._expected_tree_tokens = SETTINGS.tree_yield_weight_tokens
         self._tree_times = TimeRatio(1.0, SETTINGS.tree_excess_weight_rounds)
@@ -98,16 +96,17 @@ class Conditions:
         self._num_hits += record.is_guess_hit
 
     def _observe_time(self, record: RoundRecord, since_s: float) -> None:
-        """Adds the time since the answer before, with the one expected of a round of this length. A round that was sent
-        ahead follows after the longer of a draft and a verification, another one after a whole round."""
+        """Adds the time since the answer before, with the one expected of a round of this length: of one that was sent
+        ahead what lies between two verdicts, of another one a whole round, which a branch shortens."""
         models, link = self.estimate()
         whole_s = expected_s = round_s(record.num_draft_tokens, models, link)
         if record.window > 1:
-            period_s = max(models.draft_s(record.num_draft_tokens), models.verify_s(record.num_draft_tokens))
-            if record.pipelined_hit:
-                expected_s = period_s
+            parts = pipelined_times(record.num_draft_tokens, models, link)
+            expected_s = whole_s + parts.rest_s
             if record.is_guess_hit:
-                expected_s = whole_s - SETTINGS.branch_spared_share * (whole_s - period_s)
+                expected_s -= parts.spared_s
+            elif record.pipelined_hit:
+                expected_s = parts.period_s
         mode = ExecutionMode.PIPELINED if record.window > 1 else ExecutionMode.SPECULATIVE
         for each, times in self._times.items():
             if each is mode:

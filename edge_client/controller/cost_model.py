@@ -59,6 +59,7 @@ class LinkCosts:
     draft_token_bytes_up: float = 8.0
     round_bytes_down: float = 80.0
     stream_token_bytes_down: float = 60.0  # one cloud-only token
+    work_s: float = 0.0  # of `rtt_s`: what keeps processors busy that draft and verify too, as over loopback
 
     def transfer_s(self, num_draft_tokens: int) -> float:
         """Returns the time that a round's messages add to its round trip."""

@@ -5,20 +5,21 @@ two rejections. Its first verdict comes one whole round after its first drafted 
 
     L = n t_draft + RTT + t_verify(n) + bytes / rate                     seconds,
 
-and while everything is accepted a verdict follows every T = max(n t_draft, t_verify(n), bytes / rate)
-seconds. A round accepted as a whole commits n tokens, not n + 1: its bonus position is judged by the next
-round's first token, drafted before the bonus was known. The run ends with the round that has a rejection;
-that one commits the tokens before it and the correction. With P(j) the probability that j tokens in a row are
-accepted,
+and while everything is accepted a verdict follows every T = max(n t_draft, t_verify(n), bytes / rate) + w
+seconds, where w is the part of the RTT that is work of the processors which draft and verify: over loopback all
+of it, between two machines nothing. A round accepted as a whole commits n tokens, not n + 1: its bonus position
+is judged by the next round's first token, drafted before the bonus was known. The run ends with the round that
+has a rejection; that one commits the tokens before it and the correction. With P(j) the probability that j
+tokens in a row are accepted,
 
     tokens of a run   1 + sum over j >= 1 of P(j)                        (one alpha: 1 / (1 - alpha))
     seconds of a run  L + T sum over k >= 1 of P(k n) + R                (one alpha: the sum is
                                                                          alpha^n / (1 - alpha^n))
 
-where R = (n t_draft / T) t_draft / 2 is the rest of the drafted token under way when a rejection arrives,
-since a forward is not interrupted. Where at most W rounds may be in flight and W T < L, the edge waits L - W
-T after each W accepted rounds: (L - W T) sum over k >= 1 of P(k W n) more. With no rejection this is T / n
-seconds a token; with nothing accepted, L + R.
+where R = (n t_draft / T) t_draft / 2 + w is the rest of the drafted token under way when a rejection arrives,
+since a forward is not interrupted, and the work for the round that was sent in vain. Where at most W rounds may
+be in flight and W T < L, the edge waits L - W T after each W accepted rounds: (L - W T) sum over k >= 1 of
+P(k W n) more. With no rejection this is T / n seconds a token; with nothing accepted, L + R.
 
 Assumptions: rounds after a rejection are answered without a forward and delay nothing; one session's rounds
 are verified one after the other; the edge drafts, sends and receives at once; acceptance depends on the
@@ -66,7 +67,7 @@ def pipelined_times(
         num_draft_tokens=num_draft_tokens,
         first_s=first_s,
         period_s=period_s,
-        rest_s=_rest_s(num_draft_tokens, models, period_s + wait_s / window),
+        rest_s=_rest_s(num_draft_tokens, models, link, period_s + wait_s / window),
         window=window,
         wait_s=wait_s,
         shown_s=max(num_draft_tokens * models.draft_token_s, verify_s),
@@ -154,7 +155,9 @@ def pipelined_break_even_rtt_s(
     if math.isinf(run.tokens):
         return math.inf if period_s / num_draft_tokens < rival_s else -math.inf
     first_s = (
-        (1.0 + run.tokens) * rival_s - period_s * run.rounds - _rest_s(num_draft_tokens, models, period_s)
+        (1.0 + run.tokens) * rival_s
+        - period_s * run.rounds
+        - _rest_s(num_draft_tokens, models, link, period_s)
     )
     return first_s - (round_s(num_draft_tokens, models, link) - link.rtt_s)
 
@@ -168,12 +171,14 @@ def num_in_flight(num_draft_tokens: int, models: ModelCosts, link: LinkCosts) ->
 def _period_s(num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
     up_s = (link.round_bytes_up + num_draft_tokens * link.draft_token_bytes_up) / link.rate_up
     down_s = link.round_bytes_down / link.rate_down
-    return max(models.draft_s(num_draft_tokens), models.verify_s(num_draft_tokens), up_s, down_s)
+    return (
+        max(models.draft_s(num_draft_tokens), models.verify_s(num_draft_tokens), up_s, down_s) + link.work_s
+    )
 
 
-def _rest_s(num_draft_tokens: int, models: ModelCosts, period_s: float) -> float:
+def _rest_s(num_draft_tokens: int, models: ModelCosts, link: LinkCosts, period_s: float) -> float:
     share = models.draft_s(num_draft_tokens) / period_s if period_s else 0.0
-    return share * models.draft_token_s / 2
+    return share * models.draft_token_s / 2 + link.work_s
 
 
 class Run(NamedTuple):

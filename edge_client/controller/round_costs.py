@@ -64,7 +64,9 @@ class RoundCosts:
     than what round trips differ by on all but links of well under a megabit a second.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_local: bool = False) -> None:
+        """`is_local`: the verifier runs on this machine, so that a round trip is work of its processors."""
+        self._max_work_s = SETTINGS.max_link_work_s if is_local else 0.0
         self._verify = _Times(SETTINGS.token_share_of_verify, SETTINGS.token_share_weight_tokens)
         self._queues_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # that `_verify` includes
         self._rtts_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
@@ -173,8 +175,8 @@ class RoundCosts:
             verify_token_s=token_s,
             draft_fixed_s=own_s + call_s,
         )
-        rtt_s = self._rtt_s(models.verify_s(1))
-        return models, LinkCosts(rtt_s=max(rtt_s, SETTINGS.min_rtt_s))
+        rtt_s = max(self._rtt_s(models.verify_s(1)), SETTINGS.min_rtt_s)
+        return models, LinkCosts(rtt_s, work_s=min(rtt_s, self._max_work_s))
 
     def _rtt_s(self, most_late_s: float) -> float:
         """Returns the median of recent round trips, or of those alone where it is lower: by so much at most does an

@@ -114,11 +114,11 @@ class ControllerSettings:
     # and how much rounds must save that a text would begin with.
     min_gain_share: float = 0.03
     first_gain_share: float = 0.1
-    # By how much pipelined rounds exceed their model, as a round in flight is not ended by low confidence; and where
-    # a draft runs on the processors that verify the round before: the median of four pairs of three targets on two
-    # cores (docs/controller.md).
+    # By how much pipelined rounds exceed their model, as a round in flight is not ended by low confidence.
     pipelined_excess_share: float = 0.03
-    shared_excess_share: float = 0.2
+    # How much of a round trip to a verifier on the same machine is its processors' work, which nothing overlaps: all of
+    # it (0.5 to 0.9 ms for four pairs), but at most so much, as the address may be the local end of a tunnel.
+    max_link_work_s: float = 0.001
     time_ratio_weight_rounds: float = 8.0  # weight, in rounds, of the model's times beside measured ones
     longest_gap_rounds: float = 4.0  # a longer time between two answers is a stall. By hand
     min_alpha_probability: float = 0.002  # rates that are less likely are left out of a decision

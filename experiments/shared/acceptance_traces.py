@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,6 +66,10 @@ class TextTrace:
         return len(self.runs)
 
 
+PairTimes = Mapping[str, Mapping[str, float]]
+"""Is what a verifier's and a draft's forwards take, by part and by name of the simulator's `times`."""
+
+
 @dataclass(frozen=True, slots=True)
 class TraceSet:
     """Holds the texts of one prompt set and one way to sample. `label` says recorded or synthetic.
@@ -78,7 +81,7 @@ class TraceSet:
     label: str
     texts: tuple[TextTrace, ...]
     alpha: float | None = None  # the chance of every token to stand, where that is one
-    times: Mapping[str, Any] | None = None
+    times: PairTimes | None = None
 
     @property
     def acceptance_rate(self) -> float:

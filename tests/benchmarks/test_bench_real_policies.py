@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.controller.bank import bank
 from benchmarks.real import policies, running
 from benchmarks.real import run as real_run
 from benchmarks.real.cases import (
@@ -126,10 +127,12 @@ def test_on_loopback_nothing_is_compared_with_pipelined_rounds_of_the_optimal_le
 
 
 def test_virtual_time_ranks_the_cases_of_a_point() -> None:
-    found = virtual_ms(POINT, (CLOUD_ONLY, *SYNCHRONOUS[:1]))
+    times = bank()[POINT.traces].times
+    assert times is not None
+    found = virtual_ms(POINT, (CLOUD_ONLY, *SYNCHRONOUS[:1]), times)
     # A round trip of 20 ms for two tokens at most, and a stream that pays none.
     assert found["synchronous 1"] > 10 > found["cloud-only"] > 0
-    later = virtual_ms(replace(POINT, is_first=False), (CLOUD_ONLY,))
+    later = virtual_ms(replace(POINT, is_first=False), (CLOUD_ONLY,), times)
     assert later["cloud-only"] == pytest.approx(found["cloud-only"], rel=0.3)
 
 

@@ -110,6 +110,16 @@ def test_with_everything_rejected_each_token_costs_the_whole_trip() -> None:
     assert pipelined_token_s(0.0, 2, MODELS, link) == pytest.approx(round_s(2, MODELS, link) + rest_s)
 
 
+def test_what_of_the_link_is_work_is_added_to_each_verdict_and_each_rejection() -> None:
+    local, apart = LinkCosts(rtt_s=0.005, work_s=0.005), LinkCosts(rtt_s=0.005)
+    assert pipelined_token_s(1.0, 4, MODELS, local) == pytest.approx((4 * 0.012 + 0.005) / 4)
+    rejected_s = pipelined_token_s(0.0, 4, MODELS, apart)
+    assert rejected_s < pipelined_token_s(0.0, 4, MODELS, local) <= rejected_s + 0.005
+    assert pipelined_break_even_rtt_s(0.8, 4, MODELS, local, 0.03) < pipelined_break_even_rtt_s(
+        0.8, 4, MODELS, apart, 0.03
+    )
+
+
 def test_one_alpha_for_all_is_the_same_as_one_for_each() -> None:
     link = LinkCosts(rtt_s=0.1)
     each = pipelined_token_s([0.8] * 5, 3, MODELS, link)

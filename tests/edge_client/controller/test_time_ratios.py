@@ -162,16 +162,27 @@ def test_a_stream_does_not_wait_for_steps_as_rounds_do() -> None:
     assert verify_s == pytest.approx(0.045, rel=0.05) and target_s < 0.031
 
 
-@pytest.mark.parametrize("is_copied", [False, True])
-def test_beside_its_verifier_a_draft_with_a_model_is_expected_to_slow_what_it_overlaps(
-    is_copied: bool,
+@pytest.mark.parametrize(
+    "is_local, rtt_s, work_s", [(True, 5e-4, 5e-4), (True, 0.06, 1e-3), (False, 5e-4, 0.0)]
+)
+def test_on_a_shared_machine_the_link_is_work_as_far_as_it_is_no_tunnel(
+    is_local: bool, rtt_s: float, work_s: float
 ) -> None:
-    found = [
-        Conditions(is_copied=is_copied, is_local=is_local).time_ratios[ExecutionMode.PIPELINED]
-        for is_local in (False, True)
-    ]
-    usual, shared = 1 + SETTINGS.pipelined_excess_share, 1 + SETTINGS.shared_excess_share
-    assert found == [usual, usual if is_copied else shared]
+    conditions = Conditions(is_local=is_local)
+    conditions.observe_opening(rtt_s, 0.003, 0.001, 0.002, 0.0002)
+    assert conditions.estimate()[1].work_s == work_s
+
+
+def test_pipelined_rounds_beside_their_verifier_are_expected_to_take_the_way_of_each() -> None:
+    """A draft and a verification that overlap, and messages of 0.5 ms that overlap neither."""
+    conditions = Conditions(is_local=True)
+    alone = replace(ROUND, draft_ms=1.0, rtt_ms=2.5, net_ms=0.5, forward_ms=2.0, verifier_ms=2.0)
+    for _ in range(10):
+        conditions.observe(replace(alone, since_ms=3.5))
+    ahead = replace(alone, window=2, rtt_ms=4.0, pipelined_hit=True, since_ms=2.5)
+    for _ in range(40):
+        conditions.observe(ahead)
+    assert conditions.time_ratios[ExecutionMode.PIPELINED] == pytest.approx(1.0, abs=0.02)
 
 
 @pytest.mark.parametrize("address, is_shared", [("127.0.0.1:7077", True), ("verifier.example:7077", False)])
