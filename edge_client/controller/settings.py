@@ -124,8 +124,8 @@ class ControllerSettings:
     min_alpha_probability: float = 0.002  # rates that are less likely are left out of a decision
     cost_tolerance_share: float = 0.03  # by how much a cost must change before times are tabulated again
     min_rounds: int = 2  # before round times are used: the first one finds cold caches
-    # The first rounds of a sequence are observed one by one, before the next draft, as a plan takes half a
-    # millisecond. Later on, where rounds are shorter than the limit, several are observed at a time.
+    # Policies plan while a round is in flight, as a plan takes half a millisecond: of rounds that are shorter than the
+    # limit several at a time, but after each of the first ones. Rounds that are not plan before the next draft then.
     dense_rounds: int = 4
     rounds_a_plan: int = 4
     short_round_ms: float = 20.0

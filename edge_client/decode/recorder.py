@@ -49,20 +49,24 @@ class Recorder:
             stretches.append(Stretch(str(mode), num_tokens if stretches else 0, expected, reason))
 
     def record(self, record: RoundRecord) -> None:
-        """Adds a round's record. The first ones are observed at once, as each may change the plan; later ones
-        with `observe`, while the next round is in flight."""
+        """Adds a round's record, which policies see with `observe`, while the next round is in flight; of the first
+        ones, each of which may change the plan, at once where a plan takes a small part of a round."""
         self.stats.rounds.append(record)
         self._unobserved.append(record)
-        if len(self.stats.rounds) <= SETTINGS.dense_rounds:
+        if self._is_dense and not _is_short(record):
             self.observe()
 
     @property
     def is_plan_due(self) -> bool:
-        """Returns whether policies should see the last records: of short rounds several at a time, as a plan takes
-        as long as a noticeable part of one."""
+        """Returns whether policies should see the last records: after the first rounds, of short ones several at a
+        time."""
         records = self._unobserved
-        is_short = bool(records) and 0.0 < records[-1].rtt_ms < SETTINGS.short_round_ms
-        return len(records) >= (SETTINGS.rounds_a_plan if is_short else 1)
+        is_seldom = bool(records) and _is_short(records[-1]) and not self._is_dense
+        return len(records) >= (SETTINGS.rounds_a_plan if is_seldom else 1)
+
+    @property
+    def _is_dense(self) -> bool:
+        return len(self.stats.rounds) <= SETTINGS.dense_rounds
 
     @property
     def has_unobserved(self) -> bool:
@@ -226,6 +230,11 @@ class Recorder:
         stats, traffic = self.stats, verifier.traffic
         stats.bytes_up, stats.bytes_down = traffic.bytes_up, traffic.bytes_down
         stats.num_reconnects, stats.num_refusals = verifier.num_reconnects, verifier.num_refusals
+
+
+def _is_short(record: RoundRecord) -> bool:
+    """Returns whether a plan takes as long as a noticeable part of the round."""
+    return 0.0 < record.rtt_ms < SETTINGS.short_round_ms
 
 
 def _confidences(draft: Draft, path: tuple[int, int] | None) -> tuple[float, ...]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from outrider.common.types import GeneratedTokens, Origin
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import RoundWindow
@@ -41,8 +43,21 @@ def test_short_rounds_are_planned_several_at_a_time_and_long_ones_each() -> None
             if recorder.is_plan_due:
                 due.append(number)
                 recorder.observe()
-        assert due == [dense + num_due - 1, dense + 2 * num_due - 1]
+        assert [number for number in due if number >= dense] == [dense + num_due - 1, dense + 2 * num_due - 1]
         assert len(seen.records) == dense + 2 * num_due
+
+
+@pytest.mark.parametrize("rtt_ms, is_at_once", [(5.0, False), (60.0, True), (0.0, True)])
+def test_the_first_rounds_are_planned_each_and_short_ones_while_the_next_is_in_flight(
+    rtt_ms: float, is_at_once: bool
+) -> None:
+    seen: Any = Seen()
+    recorder = Recorder(seen, RoundWindow())
+    for number in range(1, SETTINGS.dense_rounds + 1):
+        recorder.record(RoundRecord(number, 4, 2, rtt_ms=rtt_ms))
+        assert len(seen.records) == number - (not is_at_once)
+        assert recorder.has_unobserved == recorder.is_plan_due == (not is_at_once)
+        recorder.observe()
 
 
 def test_co_located_rounds_are_all_observed_at_once() -> None:
