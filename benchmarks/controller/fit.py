@@ -99,7 +99,11 @@ NOT_FITTED: Mapping[str, Sequence[str]] = {
         "cost_tolerance_share",
         "min_alpha_probability",
     ),
-    "processors that edge and verifier share, in real processes": ("max_link_work_s", "min_stream_share"),
+    "processors that edge and verifier share, in real processes": (
+        "max_link_work_s",
+        "max_shared_delay_s",
+        "min_stream_share",
+    ),
     "several sessions of one verifier": ("min_sharing_sessions",),
     "a range or a limit": ("lengths_tried", "max_in_flight", "max_unanswered", "min_rtt_s"),
 }

@@ -48,6 +48,8 @@ class AcceptancePrior:
 
     def __init__(self) -> None:
         self._stream_overhead_s = SETTINGS.stream_overhead_s
+        self._round_overhead_s = SETTINGS.round_overhead_s
+        self._rtt_s: float | None = None
         self._time_ratios: dict[ExecutionMode, float] = {}
         self._lock = threading.Lock()
         self._sequences: dict[PriorKey, _Sequences] = {}
@@ -88,6 +90,22 @@ class AcceptancePrior:
         memory, seconds = SETTINGS.stream_overhead_memory, min(seconds, SETTINGS.max_stream_overhead_s)
         with self._lock:
             self._stream_overhead_s = memory * self._stream_overhead_s + (1 - memory) * seconds
+
+    @property
+    def round_overhead_s(self) -> float:
+        """Returns the edge's own time in a round, without drafting: of the last sequence that had rounds."""
+        return self._round_overhead_s
+
+    @property
+    def rtt_s(self) -> float | None:
+        """Returns the round trip of that sequence; None before the first."""
+        return self._rtt_s
+
+    def learn_rounds(self, overhead_s: float, rtt_s: float | None) -> None:
+        """Adds what the edge itself took in the rounds of a sequence, and their round trip alone, where it is known."""
+        with self._lock:
+            self._round_overhead_s = overhead_s
+            self._rtt_s = self._rtt_s if rtt_s is None else rtt_s
 
     @property
     def time_ratios(self) -> Mapping[ExecutionMode, float]:

@@ -60,7 +60,7 @@ class Conditions:
         draft proposed the opening's own token (None: it was not asked)."""
         if would_be_accepted is not None:
             self.acceptance.posterior.observe(int(would_be_accepted), int(not would_be_accepted))
-        self.costs.observe_rtt(rtt_s)
+        self.costs.observe_rtt(rtt_s, is_alone=False)  # the draft read the prompt meanwhile
         self.costs.observe_draft(draft_token_s, 1)
         self.costs.observe_opening(forward_s, step_fixed_s, step_token_s)
 

@@ -67,6 +67,7 @@ class RoundCosts:
     def __init__(self, *, is_local: bool = False) -> None:
         """`is_local`: the verifier runs on this machine, so that a round trip is work of its processors."""
         self._max_work_s = SETTINGS.max_link_work_s if is_local else 0.0
+        self._max_delay_s = SETTINGS.max_shared_delay_s if is_local else 0.0  # of a trip by other threads
         self._verify = _Times(SETTINGS.token_share_of_verify, SETTINGS.token_share_weight_tokens)
         self._queues_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # that `_verify` includes
         self._rtts_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
@@ -74,8 +75,11 @@ class RoundCosts:
         self._edge_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._overheads_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # of them, beyond a step
-        # Of a token beyond a step, until one was streamed.
+        # What a process's earlier sequences found: of a streamed token beyond a step, of the edge in a round, and of a
+        # round's trip alone (None: nothing yet).
         self.stream_overhead_s = SETTINGS.stream_overhead_s
+        self.round_overhead_s = SETTINGS.round_overhead_s
+        self.earlier_rtt_s: float | None = None
         self._opening_s: float | None = None
         self._stated: tuple[float, float] | None = None  # the line that the verifier states
         # What one more token of every session that it waited for would have added to each round, in seconds.
@@ -167,7 +171,9 @@ class RoundCosts:
         target_s, share = self._target_s(self._step_s()), SETTINGS.token_share_of_target
         base_s, token_s = line or (target_s * (1 - share), target_s * share)
         call_s, draft_token_s = self._draft_line()
-        own_s = statistics.median(self._edge_s) if self._edge_s else SETTINGS.round_overhead_s
+        own_s = self.measured_round_overhead_s
+        if own_s is None:
+            own_s = self.round_overhead_s
         models = ModelCosts(
             draft_token_s=draft_token_s,
             target_token_s=target_s,
@@ -175,15 +181,26 @@ class RoundCosts:
             verify_token_s=token_s,
             draft_fixed_s=own_s + call_s,
         )
-        rtt_s = max(self._rtt_s(models.verify_s(1)), SETTINGS.min_rtt_s)
+        rtt_s = max(self._rtt_s(models.verify_s(1) + self._max_delay_s), SETTINGS.min_rtt_s)
         return models, LinkCosts(rtt_s, work_s=min(rtt_s, self._max_work_s))
 
+    @property
+    def measured_rtt_s(self) -> float | None:
+        """Returns the median of recent round trips that nothing overlapped; None before one."""
+        return statistics.median(self._rtts_alone_s) if self._rtts_alone_s else None
+
     def _rtt_s(self, most_late_s: float) -> float:
-        """Returns the median of recent round trips, or of those alone where it is lower: by so much at most does an
-        answer come later where drafting overlaps it."""
-        recent_s = statistics.median(self._rtts_s)
-        alone_s = statistics.median(self._rtts_alone_s) if self._rtts_alone_s else recent_s
+        """Returns the median of recent round trips, or of those alone, of earlier sequences until there was one, where
+        it is lower: by so much at most does an answer come later where drafting overlaps it."""
+        recent_s, alone_s = statistics.median(self._rtts_s), self.measured_rtt_s
+        if alone_s is None:
+            alone_s = recent_s if self.earlier_rtt_s is None else self.earlier_rtt_s
         return min(recent_s, max(alone_s, recent_s - most_late_s))
+
+    @property
+    def measured_round_overhead_s(self) -> float | None:
+        """Returns the median of the edge's own time in recent rounds, without drafting; None before the second one."""
+        return statistics.median(self._edge_s) if self._edge_s else None
 
     @property
     def measured_stream_overhead_s(self) -> float | None:

@@ -119,6 +119,9 @@ class ControllerSettings:
     # How much of a round trip to a verifier on the same machine is its processors' work, which nothing overlaps: all of
     # it (0.5 to 0.9 ms for four pairs), but at most so much, as the address may be the local end of a tunnel.
     max_link_work_s: float = 0.001
+    # By how much a trip there may be late, as threads of both processes wait for one another: the interval at which
+    # Python's threads take turns.
+    max_shared_delay_s: float = 0.005
     time_ratio_weight_rounds: float = 8.0  # weight, in rounds, of the model's times beside measured ones
     longest_gap_rounds: float = 4.0  # a longer time between two answers is a stall. By hand
     min_alpha_probability: float = 0.002  # rates that are less likely are left out of a decision

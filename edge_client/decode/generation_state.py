@@ -337,6 +337,8 @@ class GenerationState:
             if (earlier := prior.calibration(self._prior_key(model))) is not None:
                 conditions.acceptance.start_from(earlier)
             conditions.costs.stream_overhead_s = prior.stream_overhead_s
+            conditions.costs.round_overhead_s = prior.round_overhead_s
+            conditions.costs.earlier_rtt_s = prior.rtt_s
             conditions.start_from_time_ratios(prior.time_ratios)
 
     @property
@@ -367,6 +369,8 @@ class GenerationState:
             prior.learn_time_ratios(conditions.learned_time_ratios)
             if (overhead_s := conditions.costs.measured_stream_overhead_s) is not None:
                 prior.learn_stream_overhead(overhead_s)
+            if (overhead_s := conditions.costs.measured_round_overhead_s) is not None:
+                prior.learn_rounds(overhead_s, conditions.costs.measured_rtt_s)
 
     def _prior_key(self, model: ModelInfo) -> PriorKey:
         return PriorKey.at(model.target_fingerprint, self.options.sampling.temperature)

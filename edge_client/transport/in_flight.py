@@ -208,11 +208,11 @@ class InFlight:
         for each in self.outstanding:
             if each.sent_on is connection or each.reply is not None:
                 continue
-            before = traffic.bytes_up
+            before, sent_s = traffic.bytes_up, self._now()
             connection.send(each.job)
             each.bytes_up += traffic.bytes_up - before
             each.is_ordinary = each.is_ordinary and each.sent_on is None
-            each.sent_on, each.sent_s = connection, self._now()
+            each.sent_on, each.sent_s = connection, sent_s
 
     def _receive(self, until_s: float) -> bool:
         """Reads one message; returns False when there was none. Raises `LinkError`."""

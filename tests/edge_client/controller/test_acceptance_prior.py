@@ -154,6 +154,22 @@ def test_a_session_begins_with_what_the_last_one_saw_and_its_text_is_the_same(ac
     )
 
 
+def test_a_session_begins_with_what_rounds_took_in_the_last_one() -> None:
+    prior, choices = AcceptancePrior(), [ModePolicy(CHOOSABLE_MODES) for _ in range(2)]
+    for choice in choices:
+        decode(
+            EngineLink(make_backend()),
+            mode=ExecutionMode.AUTO,
+            choice=choice,
+            accuracy=1.0,
+            acceptance_prior=prior,
+        )
+    first, second = (choice.conditions.costs for choice in choices)
+    assert first.earlier_rtt_s is None and first.round_overhead_s == SETTINGS.round_overhead_s
+    assert second.earlier_rtt_s == first.measured_rtt_s is not None
+    assert second.round_overhead_s == first.measured_round_overhead_s is not None
+
+
 @pytest.mark.parametrize("case", [{}, {"mode": ExecutionMode.AUTO, "method": Method.SPARSE}])
 def test_sessions_that_choose_nothing_or_see_something_else_teach_nothing(case: dict[str, Any]) -> None:
     prior = AcceptancePrior()

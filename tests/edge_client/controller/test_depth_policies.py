@@ -285,6 +285,34 @@ def test_a_link_that_became_longer_is_believed_where_every_round_overlaps() -> N
     )
 
 
+@pytest.mark.parametrize(
+    "is_local, opening_ms, rtt_ms",
+    [(False, 1.9, 0.9), (True, 1.9, 0.5), (True, 60.0, 54.0), (True, 0.3, 0.3), (False, 60.0, 59.0)],
+)
+def test_an_opening_says_by_how_much_the_link_changed_since_an_earlier_text_with_rounds(
+    is_local: bool, opening_ms: float, rtt_ms: float
+) -> None:
+    """Where trips of 0.5 ms were seen: an opening comes late by a verification of 1 ms, or on one machine by more."""
+    costs, unknown = RoundCosts(is_local=is_local), RoundCosts(is_local=is_local)
+    costs.earlier_rtt_s = 0.0005
+    for each in (costs, unknown):
+        each.observe_opening(0.01, step_fixed_s=0.001, step_token_s=0.0)
+        each.observe_rtt(opening_ms / 1e3, is_alone=False)
+    assert costs.estimate()[1].rtt_s == pytest.approx(rtt_ms / 1e3)
+    assert unknown.estimate()[1].rtt_s == pytest.approx(opening_ms / 1e3), "all that is known"
+
+
+def test_what_the_edge_itself_takes_in_a_round_is_that_of_an_earlier_text_until_it_is_measured() -> None:
+    costs = RoundCosts()
+    costs.round_overhead_s = 0.0001
+    costs.observe_opening(0.01, step_fixed_s=0.001, step_token_s=0.0)
+    costs.observe_rtt(0.01)
+    costs.observe_draft(0.0, 1)
+    assert costs.estimate()[0].draft_fixed_s == pytest.approx(0.0001)
+    costs.observe(replace(answered(4, 3, draft_ms=0.0, net_ms=10.0), edge_ms=0.5))
+    assert costs.estimate()[0].draft_fixed_s == pytest.approx(0.0005)
+
+
 def test_a_verifier_that_became_slower_is_believed_within_eight_rounds() -> None:
     costs = RoundCosts()
     for base_ms, num_rounds in ((5.0, 30), (70.0, 8)):
