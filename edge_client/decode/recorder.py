@@ -50,10 +50,12 @@ class Recorder:
 
     def record(self, record: RoundRecord) -> None:
         """Adds a round's record, which policies see with `observe`, while the next round is in flight; of the first
-        ones, each of which may change the plan, at once where a plan takes a small part of a round."""
+        ones, each of which may change the plan, at once where a plan takes a small part of a round, and of copies,
+        which are right for long or not at all."""
         self.stats.rounds.append(record)
         self._unobserved.append(record)
-        if self._is_dense and not _is_short(record):
+        is_copied = self._conditions is not None and self._conditions.is_copied
+        if self._is_dense and (is_copied or not _is_short(record)):
             self.observe()
 
     @property
