@@ -76,10 +76,10 @@ class RoundCosts:
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._overheads_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # of them, beyond a step
         # What a process's earlier sequences found: of a streamed token beyond a step, of the edge in a round, and of a
-        # round's trip alone (None: nothing yet).
+        # round's trip alone (None: nothing yet); before them what is usual.
         self.stream_overhead_s = SETTINGS.stream_overhead_s
         self.round_overhead_s = SETTINGS.round_overhead_s
-        self.earlier_rtt_s: float | None = None
+        self.earlier_rtt_s = SETTINGS.max_link_work_s if is_local else None
         self._opening_s: float | None = None
         self._stated: tuple[float, float] | None = None  # the line that the verifier states
         # What one more token of every session that it waited for would have added to each round, in seconds.

@@ -338,7 +338,8 @@ class GenerationState:
                 conditions.acceptance.start_from(earlier)
             conditions.costs.stream_overhead_s = prior.stream_overhead_s
             conditions.costs.round_overhead_s = prior.round_overhead_s
-            conditions.costs.earlier_rtt_s = prior.rtt_s
+            if prior.rtt_s is not None:
+                conditions.costs.earlier_rtt_s = prior.rtt_s
             conditions.start_from_time_ratios(prior.time_ratios)
 
     @property

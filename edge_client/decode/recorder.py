@@ -34,6 +34,7 @@ class Recorder:
         self._conditions = conditions
         self._trees = trees  # with `--tree auto`
         self._unobserved: list[RoundRecord] = []
+        self._may_leave_copies = window.policy is not None and conditions is not None and conditions.is_copied
 
     def started(self, now_s: float) -> None:
         """Notes the beginning."""
@@ -49,13 +50,12 @@ class Recorder:
             stretches.append(Stretch(str(mode), num_tokens if stretches else 0, expected, reason))
 
     def record(self, record: RoundRecord) -> None:
-        """Adds a round's record, which policies see with `observe`, while the next round is in flight; of the first
-        ones, each of which may change the plan, at once where a plan takes a small part of a round, and of copies,
-        which are right for long or not at all."""
+        """Adds a round's record, which policies see with `observe`, while the next round is in flight. Each of the
+        first ones may change the plan: at once where a plan takes a small part of a round, or where the mode may
+        change and drafts are copies, which are right for long or not at all."""
         self.stats.rounds.append(record)
         self._unobserved.append(record)
-        is_copied = self._conditions is not None and self._conditions.is_copied
-        if self._is_dense and (is_copied or not _is_short(record)):
+        if self._is_dense and (self._may_leave_copies or not _is_short(record)):
             self.observe()
 
     @property

@@ -299,7 +299,16 @@ def test_an_opening_says_by_how_much_the_link_changed_since_an_earlier_text_with
         each.observe_opening(0.01, step_fixed_s=0.001, step_token_s=0.0)
         each.observe_rtt(opening_ms / 1e3, is_alone=False)
     assert costs.estimate()[1].rtt_s == pytest.approx(rtt_ms / 1e3)
-    assert unknown.estimate()[1].rtt_s == pytest.approx(opening_ms / 1e3), "all that is known"
+    if not is_local:
+        assert unknown.estimate()[1].rtt_s == pytest.approx(opening_ms / 1e3), "all that is known"
+
+
+def test_a_first_opening_on_one_machine_took_little_of_its_time_for_the_way() -> None:
+    for opening_ms, rtt_ms in ((0.4, 0.4), (4.0, 1.0), (60.0, 54.0)):
+        costs = RoundCosts(is_local=True)
+        costs.observe_opening(0.01, step_fixed_s=0.001, step_token_s=0.0)
+        costs.observe_rtt(opening_ms / 1e3, is_alone=False)
+        assert costs.estimate()[1].rtt_s == pytest.approx(rtt_ms / 1e3)
 
 
 def test_what_the_edge_itself_takes_in_a_round_is_that_of_an_earlier_text_until_it_is_measured() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from outrider.common.types import GeneratedTokens, Origin
 from outrider.edge_client.controller.conditions import Conditions
+from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import RoundWindow
 from outrider.edge_client.core.stats import RoundRecord
@@ -49,14 +50,22 @@ def test_short_rounds_are_planned_several_at_a_time_and_long_ones_each() -> None
 
 
 @pytest.mark.parametrize(
-    "rtt_ms, is_copied, is_at_once",
-    [(5.0, False, False), (60.0, False, True), (0.0, False, True), (5.0, True, True)],
+    "rtt_ms, is_copied, has_modes, is_at_once",
+    [
+        (5.0, False, True, False),
+        (60.0, False, False, True),
+        (0.0, False, False, True),
+        (5.0, True, True, True),
+        (5.0, True, False, False),
+    ],
 )
 def test_the_first_rounds_are_planned_each_and_short_ones_while_the_next_is_in_flight(
-    rtt_ms: float, is_copied: bool, is_at_once: bool
+    rtt_ms: float, is_copied: bool, has_modes: bool, is_at_once: bool
 ) -> None:
     seen: Any = Seen()
-    recorder = Recorder(seen, RoundWindow(), Conditions(is_copied=is_copied))
+    conditions = Conditions(is_copied=is_copied)
+    policy = ModePolicy(CHOOSABLE_MODES, conditions=conditions) if has_modes else None
+    recorder = Recorder(seen, RoundWindow(policy=policy), conditions)
     for number in range(1, SETTINGS.dense_rounds + 1):
         recorder.record(RoundRecord(number, 4, 2, rtt_ms=rtt_ms))
         assert len(seen.records) == number - (not is_at_once)
