@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from outrider.common.methods import sends_probs, sends_support
 from outrider.common.tree import Tree, is_chain, likeliest_after, main_path
@@ -34,7 +35,7 @@ LEAVING_S = 0.0005  # until a message has left: the link's threads need the inte
 def propose_round(
     state: GenerationState, branch: Branch[Round] | None, is_invalidated: Callable[[], bool] | None
 ) -> Proposal:
-    """Drafts a round on `branch`, until `is_invalidated`; None: after the sequence, with nothing in flight."""
+    """Drafts a round on `branch`, until `is_invalidated`."""
     started_s = state.clock.now()
     assumed, kept = assumed_tokens(branch, state.tokens), kept_for_round(state)
     if (budget := state.tree_budget(len(assumed))) is not None and not kept and state.pending is None:
@@ -91,14 +92,14 @@ class Speculation:
     which every draft is accepted are opened, and there is nothing to learn."""
 
     def __init__(self, predicts_corrections: bool) -> None:
-        self._predicts_corrections = predicts_corrections
+        self.predicts_corrections = predicts_corrections
         self._rates = BranchAcceptance()
         self._branches: BranchTree[Round] = BranchTree(self._rates)
 
     def best(self, num_in_flight: int, window: RoundWindow) -> Branch[Round] | None:
         """Returns the branch to draft on; None where enough rounds are in flight or no branch is likely
         enough."""
-        if num_in_flight >= (window.max_rounds if self._predicts_corrections else window.size):
+        if num_in_flight >= (window.max_rounds if self.predicts_corrections else window.size):
             return None
         branch = self._branches.best(None if window.is_branching else _assumes_acceptance)
         return branch if branch is not None and branch.chance >= SETTINGS.min_branch_probability else None
@@ -121,7 +122,7 @@ class Speculation:
         if isinstance(round_.draft, TreeDraft) and round_.request.parents:
             self._add_leaves(round_, round_.draft)
         else:
-            runner_ups = round_.draft.runner_ups if self._predicts_corrections else ()
+            runner_ups = round_.draft.runner_ups if self.predicts_corrections else ()
             length = len(round_.request.draft_tokens)
             self._branches.add(round_, length, round_.chance, runner_ups, before)
 
@@ -129,7 +130,7 @@ class Speculation:
         """Opens the branches after a tree's leaves: of the likeliest path alone where nothing is predicted."""
         tree = Tree(draft.parents)
         leaves = [run[-1] for run in tree.runs]
-        if not self._predicts_corrections:
+        if not self.predicts_corrections:
             del leaves[1:]
         chances = [round_.chance * draft.values[leaf] for leaf in leaves]
         self._branches.add_paths(round_, [tree.path(leaf) for leaf in leaves], chances)
@@ -161,7 +162,7 @@ def create_speculation(state: GenerationState) -> Speculation:
     """Creates it, with predicted corrections where several rounds may be in flight and they are possible."""
     drafter = state.proposer.drafter
     may_predict = state.window.may_branch and state.options.method is Method.COUPLED
-    return Speculation(may_predict and drafter is not None and drafter.keep_runner_ups())
+    return Speculation(may_predict and drafter is not None and drafter.has_runner_ups)
 
 
 class RoundPipeline:
@@ -183,6 +184,14 @@ class RoundPipeline:
         if branch is None or remote.num_unanswered >= MAX_UNANSWERED or remote.poll()[0] is not None:
             return None
         return branch
+
+    def propose(self, branch: Branch[Round] | None) -> Proposal:
+        """Drafts a round on `branch` until that is invalidated; None: after the sequence, with nothing in flight."""
+        drafter = self._state.proposer.drafter
+        if self._speculation.predicts_corrections and drafter is not None:
+            drafter.keep_runner_ups(self._state.window.is_branching)
+        is_invalidated = None if branch is None else partial(self.is_invalidated, branch)
+        return propose_round(self._state, branch, is_invalidated)
 
     def is_invalidated(self, branch: Branch[Round], draft: Draft | None = None) -> bool:
         """Returns whether the replies that arrived so far exclude `branch`, with `draft` on it, where that is made

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from functools import partial
 
 from outrider.common.errors import RoundTimeoutError
 from outrider.common.types import Draft, Origin
@@ -21,7 +20,7 @@ from outrider.edge_client.decode.cloud_only import stream_cloud_only
 from outrider.edge_client.decode.fallback import fall_back, keep_unverified
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.opening import open_session
-from outrider.edge_client.decode.round_pipeline import LEAVING_S, RoundPipeline, propose_round
+from outrider.edge_client.decode.round_pipeline import LEAVING_S, RoundPipeline
 from outrider.edge_client.decode.rounds import Proposal, Round
 from outrider.edge_client.decode.verdicts import apply_late_verdict
 from outrider.edge_client.gate.gate import GateUse
@@ -100,8 +99,7 @@ class SpeculativeLoop:
         """Drafts a round and sends it, unless its branch is invalidated, the draft's context is full or the
         gate keeps it."""
         state, pipeline = self._state, self._pipeline
-        is_invalidated = None if branch is None else partial(pipeline.is_invalidated, branch)
-        proposal = propose_round(state, branch, is_invalidated)
+        proposal = pipeline.propose(branch)
         draft = proposal.draft
         if branch is not None and (not draft.token_ids or pipeline.is_invalidated(branch, draft)):
             pipeline.abandon(branch, draft)

@@ -82,8 +82,9 @@ class DraftSequence(Protocol):
 class KeepsRunnerUps(Protocol):
     """Records what a sequence would have drafted instead of each token."""
 
-    def keep_runner_ups(self) -> None:
-        """Fills `Draft.runner_ups` from now on. Allowed only where drafts are sampled without a support."""
+    def keep_runner_ups(self, is_wanted: bool = True) -> None:
+        """Fills `Draft.runner_ups` from now on, or no longer, which is faster. Allowed only where drafts are sampled
+        without a support."""
 
 
 @runtime_checkable

@@ -174,12 +174,15 @@ class Drafter:
         """See `Prepares.prepare`; does nothing where the sequence cannot."""
         return self._sequence.prepare(num_tokens) if isinstance(self._sequence, Prepares) else iter(())
 
-    def keep_runner_ups(self) -> bool:
-        """Asks for runner-ups in all later drafts; returns whether the draft can provide them."""
-        if not isinstance(self._sequence, KeepsRunnerUps):
-            return False
-        self._sequence.keep_runner_ups()
-        return True
+    @property
+    def has_runner_ups(self) -> bool:
+        """Returns whether the draft can tell them, see `keep_runner_ups`."""
+        return isinstance(self._sequence, KeepsRunnerUps)
+
+    def keep_runner_ups(self, is_wanted: bool) -> None:
+        """Asks for runner-ups in all later drafts, or for none, which is faster."""
+        assert isinstance(self._sequence, KeepsRunnerUps), "a draft that can tell them"
+        self._sequence.keep_runner_ups(is_wanted)
 
     def _commit(self, token_ids: Sequence[int], assumed: TokenIds) -> None:
         sequence, self.has_read = self._sequence, True

@@ -174,16 +174,15 @@ class _LeasedSequence:
     def commit(self, token_ids: Sequence[int]) -> None:
         if self._sequence is None:
             self._sequence = self._begin(token_ids)
-            if self._keeps_runner_ups:
-                self.keep_runner_ups()
+            self.keep_runner_ups(self._keeps_runner_ups)
             if self._guess is not None and isinstance(self._sequence, TakesGuesses):
                 self._sequence.guess_by(self._guess)
         self._sequence.commit(token_ids)
 
-    def keep_runner_ups(self) -> None:
-        self._keeps_runner_ups = True
+    def keep_runner_ups(self, is_wanted: bool = True) -> None:
+        self._keeps_runner_ups = is_wanted
         if isinstance(self._sequence, KeepsRunnerUps):
-            self._sequence.keep_runner_ups()
+            self._sequence.keep_runner_ups(is_wanted)
 
     def guess_by(self, guess: Guess) -> None:
         self._guess = guess

@@ -160,10 +160,10 @@ class UnionSequence:
             budget, values, [each.expander(min_match=_MIN_MATCH) for each in self._copies]
         )
 
-    def keep_runner_ups(self) -> None:
-        """Fills `Draft.runner_ups` of the model's drafts from now on."""
+    def keep_runner_ups(self, is_wanted: bool = True) -> None:
+        """Fills `Draft.runner_ups` of the model's drafts from now on, or no longer."""
         if isinstance(self._model, KeepsRunnerUps):
-            self._model.keep_runner_ups()
+            self._model.keep_runner_ups(is_wanted)
 
     def prepare(self, num_tokens: int) -> Iterator[None]:
         """See `Prepares.prepare`."""

@@ -151,9 +151,9 @@ class KvSequence(RowsSequence, Generic[Its]):
         rows, ends = self._feed_rows(token_ids), range(start + 1, start + num_told + 1)
         return first, *(self._sampler.sample(rows.one(i), end)[0] for i, end in enumerate(ends))
 
-    def keep_runner_ups(self) -> None:
-        """Fills `Draft.runner_ups` from now on."""
-        self._sampler.keeps_runner_ups = True
+    def keep_runner_ups(self, is_wanted: bool = True) -> None:
+        """Fills `Draft.runner_ups` from now on, or no longer."""
+        self._sampler.keeps_runner_ups = is_wanted
 
     def prepare(self, num_tokens: int) -> Iterator[None]:
         """See `Prepares.prepare`."""

@@ -230,9 +230,9 @@ class TracedSequence:
 class RunnerUpSequence(TracedSequence):
     """A `TracedSequence` whose drafts name runner-ups once asked to (`KeepsRunnerUps`)."""
 
-    def keep_runner_ups(self) -> None:
+    def keep_runner_ups(self, is_wanted: bool = True) -> None:
         """See `KeepsRunnerUps.keep_runner_ups`."""
-        self.has_runner_ups = True
+        self.has_runner_ups = is_wanted
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from support.edge.engine_link import Chances, EngineLink
+from support.edge.engine_link import Chances, ChanceSequence, EngineLink
 from test_pipelined_rounds import PROMPT, decode, make_backend, reference
 
 from outrider.common.noise.draws import gumbel_row
@@ -84,6 +84,16 @@ def test_methods_whose_noise_the_edge_does_not_know_guess_nothing(method: Method
 def test_one_round_at_a_time_guesses_nothing() -> None:
     result = decode(EngineLink(make_backend()), window=1, second=1.0, accuracy=0.5)
     assert result.stats.num_guessed_rounds == result.stats.num_stale_rounds == 0
+
+
+def test_runner_ups_are_asked_for_only_while_rounds_are_pipelined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a draft with them takes longer."""
+    wanted: list[bool] = []
+    monkeypatch.setattr(ChanceSequence, "keep_runner_ups", lambda self, is_wanted: wanted.append(is_wanted))
+    for window in (1, 3):
+        decode(EngineLink(make_backend()), window=window, second=0.6)
+        assert set(wanted) == {window > 1}
+        wanted.clear()
 
 
 def test_what_is_known_of_gaps_decides_what_is_guessed() -> None:

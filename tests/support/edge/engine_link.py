@@ -271,8 +271,8 @@ class ChanceSequence:
     def position(self) -> int:
         return len(self.token_ids)
 
-    def keep_runner_ups(self) -> None:
-        self._keeps_runner_ups = True
+    def keep_runner_ups(self, is_wanted: bool = True) -> None:
+        self._keeps_runner_ups = is_wanted
 
     def commit(self, token_ids: Sequence[int]) -> None:
         self.token_ids += token_ids
