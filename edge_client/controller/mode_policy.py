@@ -209,7 +209,8 @@ class ModePolicy:
         length = None if self._has_best_length else max(1, round(self._mean_length))
         trees = None
         if self._has_trees:
-            trees = tree_costs(models, link, self.conditions.costs.tree_draft_line())
+            known = self.conditions.costs
+            trees = tree_costs(models, link, known.tree_draft_line(), known.stated_token_s)
         tree_yield = self.conditions.tree_yield
         ratios = self.conditions.time_ratios
         table = _TimeTable(models, link, length, self.conditions.branch_hit_share, ratios, trees, tree_yield)

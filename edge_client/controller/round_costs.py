@@ -198,6 +198,11 @@ class RoundCosts:
         return min(recent_s, max(alone_s, recent_s - most_late_s))
 
     @property
+    def stated_token_s(self) -> float:
+        """Returns what one more token adds to a step, as the verifier stated it; 0: it did not."""
+        return self._stated[1] if self._stated else 0.0
+
+    @property
     def measured_round_overhead_s(self) -> float | None:
         """Returns the median of the edge's own time in recent rounds, without drafting; None before the second one."""
         return statistics.median(self._edge_s) if self._edge_s else None

@@ -107,7 +107,8 @@ class TreePolicy:
 
     def _decide(self, max_nodes: int) -> TreeCosts | None:
         models, link = self._conditions.estimate()
-        costs = tree_costs(models, link, self._conditions.costs.tree_draft_line())
+        known = self._conditions.costs
+        costs = tree_costs(models, link, known.tree_draft_line(), known.stated_token_s)
         alphas = self._conditions.acceptance.by_position()
         _, chain_rate = fastest_round(alphas, models, link, MAX_DEPTH)
         token_s = fastest_tree_s(alphas, costs, max_nodes) / self._conditions.tree_yield
@@ -117,13 +118,19 @@ class TreePolicy:
         return costs
 
 
-def tree_costs(models: ModelCosts, link: LinkCosts, draft_line: tuple[float, float]) -> TreeCosts:
+def tree_costs(
+    models: ModelCosts, link: LinkCosts, draft_line: tuple[float, float], stated_token_s: float = 0.0
+) -> TreeCosts:
     """Returns the costs of a round whose draft takes a line over its nodes, (base, a node) in seconds, beyond what
-    the edge does besides."""
+    the edge does besides.
+
+    A tree has several times the tokens of the rounds through which the verifier's line was drawn, where a slope of
+    nothing may be chance: a node takes no less than the verifier states of a token, `stated_token_s`.
+    """
     base_s, draft_node_s = draft_line
     return TreeCosts(
         round_s=link.rtt_s + link.transfer_s(0) + models.verify_fixed_s + models.draft_fixed_s + base_s,
-        node_s=SETTINGS.tree_row_ratio * models.verify_token_s
+        node_s=SETTINGS.tree_row_ratio * max(models.verify_token_s, stated_token_s)
         + draft_node_s
         + link.draft_token_bytes_up / link.rate_up,
     )

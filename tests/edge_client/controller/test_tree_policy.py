@@ -119,6 +119,14 @@ def test_a_round_is_a_tree_over_a_long_link_and_a_chain_where_rows_are_dear() ->
     assert planned(observed(rtt_ms=0.3, row_ms=3.0)) is None
 
 
+def test_rows_that_seem_free_in_short_rounds_cost_what_the_verifier_states() -> None:
+    """By chance a line through rounds of four to eight tokens has no slope."""
+    conditions = observed(rtt_ms=100, row_ms=0.0)
+    assert planned(conditions) is not None
+    conditions.costs.observe_opening(0.005, step_fixed_s=0.005, step_token_s=0.003)
+    assert planned(conditions) is None
+
+
 def test_what_trees_take_to_draft_is_learned_from_trees() -> None:
     conditions = observed(rtt_ms=100, row_ms=0.05)
     before = conditions.costs.tree_draft_line()[1]
