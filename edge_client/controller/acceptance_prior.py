@@ -3,10 +3,10 @@
 The prior is the mean of the usual prior and of the posteriors of earlier sequences with the same draft,
 target and similar temperature, each counted once however long it was; the last ones count most. So it is
 narrow where sequences are alike and wide where they differ (predictive recursion, Newton 2002, with a floor
-under its weights). Link and load do not enter: acceptance does not depend on them. It is used with method
-`coupled` alone: there a token that the draft predicts of a stream is one that would have been accepted. With
-other methods the probe underestimates acceptance, and a session that streamed would make the next one stream
-too.
+under its weights). Link and load do not enter: acceptance does not depend on them. What rounds and streams
+took in the last sequences is kept beside it. It is used with method `coupled` alone: there a token that the
+draft predicts of a stream is one that would have been accepted. With other methods the probe underestimates
+acceptance, and a session that streamed would make the next one stream too.
 """
 
 from __future__ import annotations

@@ -128,7 +128,8 @@ class ControllerSettings:
     cost_tolerance_share: float = 0.03  # by how much a cost must change before times are tabulated again
     min_rounds: int = 2  # before round times are used: the first one finds cold caches
     # Policies plan while a round is in flight, as a plan takes half a millisecond: of rounds that are shorter than the
-    # limit several at a time, but after each of the first ones. Rounds that are not plan before the next draft then.
+    # limit several at a time, but after each of the first ones. After the first longer ones they plan before the next
+    # draft.
     dense_rounds: int = 4
     rounds_a_plan: int = 4
     short_round_ms: float = 20.0

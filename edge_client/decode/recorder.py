@@ -34,7 +34,8 @@ class Recorder:
         self._conditions = conditions
         self._trees = trees  # with `--tree auto`
         self._unobserved: list[RoundRecord] = []
-        self._may_leave_copies = window.policy is not None and conditions is not None and conditions.is_copied
+        # The first rounds are planned at once, however short they are.
+        self._plans_at_once = conditions is None or (conditions.is_copied and window.policy is not None)
 
     def started(self, now_s: float) -> None:
         """Notes the beginning."""
@@ -51,11 +52,11 @@ class Recorder:
 
     def record(self, record: RoundRecord) -> None:
         """Adds a round's record, which policies see with `observe`, while the next round is in flight. Each of the
-        first ones may change the plan: at once where a plan takes a small part of a round, or where the mode may
-        change and drafts are copies, which are right for long or not at all."""
+        first ones may change the plan: at once where a plan takes a small part of a round, as without conditions it
+        does, or where the mode may change and drafts are copies, which are right for long or not at all."""
         self.stats.rounds.append(record)
         self._unobserved.append(record)
-        if self._is_dense and (self._may_leave_copies or not _is_short(record)):
+        if self._is_dense and (self._plans_at_once or not _is_short(record)):
             self.observe()
 
     @property
