@@ -45,7 +45,7 @@ class AcceptanceEstimator:
         """`is_copied`: the draft has no model."""
         num_bins = len(SETTINGS.confidence_bins) + 1
         self.posterior = AcceptancePosterior(is_copied)
-        self._is_copied = is_copied
+        self.is_copied = is_copied
         self._judged = [0.0] * MAX_DEPTH  # by position
         self._accepted = [0.0] * MAX_DEPTH
         self._rejected = [0.0] * num_bins  # by confidence
@@ -96,7 +96,7 @@ class AcceptanceEstimator:
         copies, what the prior says of that position, as copies are right for long or not at all.
         """
         weight = SETTINGS.overall_weight_tokens
-        usual = by_position(self.posterior.start) if self._is_copied else [self.overall()] * MAX_DEPTH
+        usual = by_position(self.posterior.start) if self.is_copied else [self.overall()] * MAX_DEPTH
         num_near, near_alpha = 0.0, 0.0  # what the positions before contribute, in tokens
         alphas = []
         for judged, accepted, expected in zip(self._judged, self._accepted, usual, strict=True):
@@ -110,7 +110,7 @@ class AcceptanceEstimator:
     def of_runs(self) -> Acceptance:
         """Returns the acceptance of pipelined rounds, whose tokens count from the last rejection on: one rate, or of a
         draft that copies [MAX_DEPTH] rates by position."""
-        return by_position(tuple(self.posterior.probabilities)) if self._is_copied else self.overall()
+        return by_position(tuple(self.posterior.probabilities)) if self.is_copied else self.overall()
 
     @property
     def calibration(self) -> Calibration:

@@ -29,7 +29,6 @@ class Conditions:
         was observed. `is_copied`: the draft has no model. `is_local`: the verifier runs on this machine."""
         weight = SETTINGS.branch_prior_weight_rejections
         self._num_rejections, self._num_hits = weight, weight * branch_hit_share
-        self.is_copied = is_copied
         self.costs = RoundCosts(is_local=is_local)
         self.acceptance = AcceptanceEstimator(is_copied)
         self.window = 1  # rounds that may be in flight now

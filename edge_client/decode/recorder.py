@@ -35,7 +35,9 @@ class Recorder:
         self._trees = trees  # with `--tree auto`
         self._unobserved: list[RoundRecord] = []
         # The first rounds are planned at once, however short they are.
-        self._plans_at_once = conditions is None or (conditions.is_copied and window.policy is not None)
+        self._plans_at_once = conditions is None or (
+            conditions.acceptance.is_copied and window.policy is not None
+        )
 
     def started(self, now_s: float) -> None:
         """Notes the beginning."""

@@ -179,7 +179,7 @@ def test_every_policy_and_mode_writes_cloud_onlys_text_under_every_fault(policy:
 
 def test_texts_like_these_meet_every_fault_with_rounds_under_way_and_take_every_way() -> None:
     ahead, chosen = Tally(), Tally()
-    for seed in range(12):
+    for seed in range(8):
         run = run_of(2 * seed) | {"accuracy": 0.8}
         check_same_text("fixed", GUESSES, FAULTS["all"], ahead, **run)
         check_same_text("fixed", AUTO, FAULTS["all"], chosen, **run)
