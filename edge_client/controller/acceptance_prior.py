@@ -18,6 +18,7 @@ from typing import Self
 
 from outrider.edge_client.controller.acceptance import Calibration
 from outrider.edge_client.controller.acceptance_posterior import usual_prior
+from outrider.edge_client.controller.round_costs import EarlierCosts
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 
@@ -47,9 +48,8 @@ class AcceptancePrior:
     """Holds the priors of one draft by `PriorKey`, as probabilities of `acceptance_posterior.ALPHAS`."""
 
     def __init__(self) -> None:
-        self._stream_overhead_s = SETTINGS.stream_overhead_s
-        self._round_overhead_s = SETTINGS.round_overhead_s
-        self._rtt_s: float | None = None
+        self.costs = EarlierCosts()
+        """What the last sequence found of the times of rounds and of a stream."""
         self._time_ratios: dict[ExecutionMode, float] = {}
         self._lock = threading.Lock()
         self._sequences: dict[PriorKey, _Sequences] = {}
@@ -79,33 +79,6 @@ class AcceptancePrior:
         if known is None or known.calibration is None:
             return None
         return known.calibration.times(SETTINGS.carried_calibration_share)
-
-    @property
-    def stream_overhead_s(self) -> float:
-        """Returns what a streamed token takes beyond the verifier's step: of the last sequences that streamed."""
-        return self._stream_overhead_s
-
-    def learn_stream_overhead(self, seconds: float) -> None:
-        """Adds what the streamed tokens of a sequence took beyond the verifier's step."""
-        memory, seconds = SETTINGS.stream_overhead_memory, min(seconds, SETTINGS.max_stream_overhead_s)
-        with self._lock:
-            self._stream_overhead_s = memory * self._stream_overhead_s + (1 - memory) * seconds
-
-    @property
-    def round_overhead_s(self) -> float:
-        """Returns the edge's own time in a round, without drafting: of the last sequence that had rounds."""
-        return self._round_overhead_s
-
-    @property
-    def rtt_s(self) -> float | None:
-        """Returns the round trip of that sequence; None before the first."""
-        return self._rtt_s
-
-    def learn_rounds(self, overhead_s: float, rtt_s: float | None) -> None:
-        """Adds what the edge itself took in the rounds of a sequence, and their round trip alone, where it is known."""
-        with self._lock:
-            self._round_overhead_s = overhead_s
-            self._rtt_s = self._rtt_s if rtt_s is None else rtt_s
 
     @property
     def time_ratios(self) -> Mapping[ExecutionMode, float]:

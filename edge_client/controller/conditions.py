@@ -50,18 +50,19 @@ class Conditions:
         self,
         rtt_s: float,
         forward_s: float,
-        draft_token_s: float,
+        draft_token_s: float | None,
         step_fixed_s: float = 0.0,
         step_token_s: float = 0.0,
         *,
         would_be_accepted: bool | None = None,
     ) -> None:
-        """Adds an opening: the prompt's forward, the step times that the verifier states (0: none), and whether the
-        draft proposed the opening's own token (None: it was not asked)."""
+        """Adds an opening: the prompt's forward, a drafted token's time (None: it is known), the step times that the
+        verifier states (0: none), and whether the draft proposed the opening's own token (None: it was not asked)."""
         if would_be_accepted is not None:
             self.acceptance.posterior.observe(int(would_be_accepted), int(not would_be_accepted))
         self.costs.observe_rtt(rtt_s, is_alone=False)  # the draft read the prompt meanwhile
-        self.costs.observe_draft(draft_token_s, 1)
+        if draft_token_s is not None:
+            self.costs.observe_draft(draft_token_s, 1)
         self.costs.observe_opening(forward_s, step_fixed_s, step_token_s)
 
     def observe_prompt(self, num_agreed: int, num_different: int) -> None:
@@ -71,14 +72,17 @@ class Conditions:
         if num_agreed or num_different:
             self.acceptance.posterior.expect(weight * num_agreed, weight * num_different)
 
-    def observe(self, record: RoundRecord) -> None:
-        """Adds a round. An unanswered one has no times: only its first token, where that is known, counts."""
-        self.acceptance.observe(record)
-        if record.window > 1:
-            self._observe_branches(record)
-        if record.is_answered:
-            self.costs.observe(record)
-            if record.since_ms is not None and record.num_draft_tokens and record.main_path is None:
+    def observe(self, *records: RoundRecord) -> None:
+        """Adds rounds. An unanswered one has no times: only its first token, where that is known, counts."""
+        for record in records:
+            self.acceptance.observe(record)
+            if record.window > 1:
+                self._observe_branches(record)
+            if record.is_answered:
+                self.costs.observe(record)
+        for record in records:  # by costs that are estimated once
+            is_timed = record.is_answered and record.num_draft_tokens and record.main_path is None
+            if is_timed and record.since_ms is not None:
                 self._observe_time(record, record.since_ms / 1e3)
 
     def observe_stream(self, token_s: float) -> None:

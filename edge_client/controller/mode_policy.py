@@ -141,6 +141,14 @@ class ModePolicy:
             self._decide(min(num_remaining, SETTINGS.horizon_tokens))
         return self.current
 
+    def prepare(self) -> None:
+        """Tabulates times by what earlier sequences found, if they did, before an opening: the decision after it, for
+        which the first draft waits, then finds most of its work done."""
+        if len(self._modes) > 1 and self.conditions.are_known:
+            table = self._current_table(*self.conditions.estimate())
+            for mode in self._modes:
+                table.pace(mode)
+
     def _is_due(self) -> bool:
         if self._num_observed < SETTINGS.min_rounds:
             return not self._num_observed

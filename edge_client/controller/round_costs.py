@@ -9,6 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from outrider.common.step_time import MedianSlopeTime
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
@@ -17,6 +18,17 @@ from outrider.edge_client.core.stats import RoundRecord
 
 _Line = tuple[float, float]
 """Is a time over tokens: (base, a token) in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierCosts:
+    """Holds what the earlier sequences of a process found; at first what is usual, None where nothing is."""
+
+    stream_overhead_s: float = SETTINGS.stream_overhead_s  # of a streamed token beyond the verifier's step
+    round_overhead_s: float = SETTINGS.round_overhead_s  # of the edge in a round, without drafting
+    rtt_s: float | None = None  # of a round alone
+    draft_line: _Line | None = None
+    stated_line: _Line | None = None  # of the verifier's steps, which it stated
 
 
 class _Times:
@@ -64,8 +76,9 @@ class RoundCosts:
     than what round trips differ by on all but links of well under a megabit a second.
     """
 
-    def __init__(self, *, is_local: bool = False) -> None:
-        """`is_local`: the verifier runs on this machine, so that a round trip is work of its processors."""
+    def __init__(self, *, is_local: bool = False, earlier: EarlierCosts | None = None) -> None:
+        """`is_local`: the verifier runs on this machine, so that a round trip is work of its processors. `earlier`:
+        see `start_from`."""
         self._max_work_s = SETTINGS.max_link_work_s if is_local else 0.0
         self._max_delay_s = SETTINGS.max_shared_delay_s if is_local else 0.0  # of a trip by other threads
         self._verify = _Times(SETTINGS.token_share_of_verify, SETTINGS.token_share_weight_tokens)
@@ -75,13 +88,7 @@ class RoundCosts:
         self._edge_s: deque[float] = deque(maxlen=SETTINGS.num_rtt_samples)
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._overheads_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # of them, beyond a step
-        # What a process's earlier sequences found: of a streamed token beyond a step, of the edge in a round, and of a
-        # round's trip alone (None: nothing yet); before them what is usual.
-        self.stream_overhead_s = SETTINGS.stream_overhead_s
-        self.round_overhead_s = SETTINGS.round_overhead_s
-        self.earlier_rtt_s = SETTINGS.max_link_work_s if is_local else None
         self._opening_s: float | None = None
-        self._stated: tuple[float, float] | None = None  # the line that the verifier states
         # What one more token of every session that it waited for would have added to each round, in seconds.
         self._shared_token_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._num_rounds = 0
@@ -89,13 +96,53 @@ class RoundCosts:
         self._tree_drafts = MedianSlopeTime(
             SETTINGS.num_verify_samples, prior_share=1.0, prior_weight_tokens=SETTINGS.draft_weight_tokens
         )
+        self.start_from(earlier or EarlierCosts())
+
+    def start_from(self, earlier: EarlierCosts) -> None:
+        """Begins with what earlier sequences found, before anything of this one was observed."""
+        self.earlier = earlier
+        self._stated = earlier.stated_line  # the line that the verifier states
         self._estimate: tuple[ModelCosts, LinkCosts] | None = None  # until something is observed
+
+    def learned(self) -> EarlierCosts:
+        """Returns what the next sequence begins with. A draft, a link and an edge are known by rounds; of a streamed
+        token the next sequence's time counts as much as all before it."""
+        earlier, stream_s, edge_s = (
+            self.earlier,
+            self.measured_stream_overhead_s,
+            self.measured_round_overhead_s,
+        )
+        memory = SETTINGS.stream_overhead_memory
+        if stream_s is None:
+            stream_s = earlier.stream_overhead_s
+        else:
+            stream_s = min(stream_s, SETTINGS.max_stream_overhead_s)
+            stream_s = memory * earlier.stream_overhead_s + (1 - memory) * stream_s
+        if edge_s is None:
+            return replace(earlier, stream_overhead_s=stream_s, stated_line=self._stated)
+        rtt_s = earlier.rtt_s if self.measured_rtt_s is None else self.measured_rtt_s
+        has_drafted = self._drafts.recent.has_any or self._tree_drafts.has_any
+        draft_line = self._draft_line() if has_drafted else earlier.draft_line
+        return EarlierCosts(stream_s, edge_s, rtt_s, draft_line, self._stated)
 
     @property
     def is_known(self) -> bool:
-        """Returns whether draft, link and verifier were observed."""
-        has_verifier = self._num_rounds or self._targets_s or self._opening_s is not None
-        return self._drafts.recent.has_any and bool(self._rtts_s) and bool(has_verifier)
+        """Returns whether draft, link and verifier were observed, by this sequence or an earlier one."""
+        return self.has_draft and self._has_link and self._has_verifier
+
+    @property
+    def has_draft(self) -> bool:
+        """Returns whether the time of a drafted token was observed."""
+        return self._drafts.recent.has_any or self.earlier.draft_line is not None
+
+    @property
+    def _has_link(self) -> bool:
+        return bool(self._rtts_s) or self.earlier.rtt_s is not None
+
+    @property
+    def _has_verifier(self) -> bool:
+        has_observed = self._num_rounds or self._targets_s or self._opening_s is not None
+        return bool(has_observed) or self._stated is not None
 
     def observe(self, record: RoundRecord) -> None:
         """Adds an answered round.
@@ -173,7 +220,7 @@ class RoundCosts:
         call_s, draft_token_s = self._draft_line()
         own_s = self.measured_round_overhead_s
         if own_s is None:
-            own_s = self.round_overhead_s
+            own_s = self.earlier.round_overhead_s
         models = ModelCosts(
             draft_token_s=draft_token_s,
             target_token_s=target_s,
@@ -192,9 +239,12 @@ class RoundCosts:
     def _rtt_s(self, most_late_s: float) -> float:
         """Returns the median of recent round trips, or of those alone, of earlier sequences until there was one, where
         it is lower: by so much at most does an answer come later where drafting overlaps it."""
+        earlier_s = self.earlier.rtt_s
+        if earlier_s is not None and not self._rtts_s:
+            return earlier_s
         recent_s, alone_s = statistics.median(self._rtts_s), self.measured_rtt_s
         if alone_s is None:
-            alone_s = recent_s if self.earlier_rtt_s is None else self.earlier_rtt_s
+            alone_s = self._max_work_s or recent_s if earlier_s is None else earlier_s
         return min(recent_s, max(alone_s, recent_s - most_late_s))
 
     @property
@@ -214,7 +264,7 @@ class RoundCosts:
         warm caches and take less than those of rounds."""
         if not self._overheads_s:
             return None
-        earlier_s = [self.stream_overhead_s] * SETTINGS.stream_overhead_weight_samples
+        earlier_s = [self.earlier.stream_overhead_s] * SETTINGS.stream_overhead_weight_samples
         return statistics.median((*earlier_s, *self._overheads_s))
 
     def _line(self, weight_tokens: float | None = None) -> tuple[float, float] | None:
@@ -233,12 +283,18 @@ class RoundCosts:
 
     def _draft_line(self) -> tuple[float, float]:
         """Returns a draft's line over its tokens. Until lengths differ a call is taken to have `draft_call_s` of
-        its own, at most half of it. Where only trees were drafted it is theirs, and nothing where nothing was."""
+        its own, at most half of it; or, where that is known, a token takes what it took in earlier sequences. Where
+        only trees were drafted it is theirs, and that of earlier sequences where nothing was."""
+        earlier = self.earlier.draft_line
         if not self._drafts.recent.has_any:
-            return self._tree_drafts.line() if self._tree_drafts.has_any else (0.0, 0.0)
-        return self._drafts.line(
-            lambda fit: (fit.median_s - min(SETTINGS.draft_call_s, fit.median_s / 2)) / fit.mean_tokens
-        )
+            return self._tree_drafts.line() if self._tree_drafts.has_any else earlier or (0.0, 0.0)
+
+        def token_s(fit: MedianSlopeTime) -> float:
+            if earlier is not None:
+                return min(earlier[1], fit.median_s / fit.mean_tokens)
+            return (fit.median_s - min(SETTINGS.draft_call_s, fit.median_s / 2)) / fit.mean_tokens
+
+        return self._drafts.line(token_s)
 
     def _step_s(self) -> float | None:
         """Returns the verifier's step of one token; None until it stated one, or lengths differed. A round that comes
@@ -260,7 +316,7 @@ class RoundCosts:
         """
         overhead_s = self.measured_stream_overhead_s
         if overhead_s is None:
-            overhead_s = self.stream_overhead_s
+            overhead_s = self.earlier.stream_overhead_s
         if self._targets_s:
             expected_s = () if step_s is None else (step_s + overhead_s,)
             return float(statistics.median((*self._targets_s, *expected_s)))

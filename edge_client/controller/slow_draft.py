@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 from outrider.edge_client.controller.cost_model import cloud_only_s
-from outrider.edge_client.controller.round_costs import RoundCosts
+from outrider.edge_client.controller.round_costs import EarlierCosts, RoundCosts
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import SessionStats
@@ -43,8 +43,7 @@ def target_step_ms(stats: SessionStats) -> float | None:
     num_faults = stats.num_timeouts + stats.num_rebuilds + stats.num_reconnects + stats.num_refusals
     if min(len(answered), len(stats.token_times_ns)) < MIN_ROUNDS or num_faults:
         return None
-    costs = RoundCosts()
-    costs.stream_overhead_s = 0.0  # a step alone is compared
+    costs = RoundCosts(earlier=EarlierCosts(stream_overhead_s=0.0))  # a step alone is compared
     costs.observe_opening(math.inf, stats.step_fixed_s, stats.step_token_s)  # rounds bound a step closer
     for each in answered:
         costs.observe(each)

@@ -66,6 +66,11 @@ class RoundWindow:
         if self.policy is not None:
             self.policy.observe(record)
 
+    def prepare(self) -> None:
+        """Lets the policy prepare its first decision, before an opening."""
+        if self.policy is not None:
+            self.policy.prepare()
+
     def choose(self, num_remaining: int) -> None:
         """Lets the policy decide, and resizes the window."""
         if self.policy is not None:

@@ -328,7 +328,14 @@ class GenerationState:
 
     # --------------------------------------------------------------- acceptance between generations
 
-    def recall(self, model: ModelInfo) -> None:
+    def recall_times(self) -> None:
+        """Lets the policies start with the times of earlier generations."""
+        prior, conditions = self._acceptance_prior, self._remembered_conditions
+        if prior is not None and conditions is not None:
+            conditions.costs.start_from(prior.costs)
+            conditions.start_from_time_ratios(prior.time_ratios)
+
+    def recall_acceptance(self, model: ModelInfo) -> None:
         """Lets the policies start with the acceptance of earlier generations."""
         prior, conditions = self._acceptance_prior, self._remembered_conditions
         if prior is not None and conditions is not None:
@@ -336,11 +343,6 @@ class GenerationState:
             posterior.start_from(prior.probabilities(self._prior_key(model), posterior.usual))
             if (earlier := prior.calibration(self._prior_key(model))) is not None:
                 conditions.acceptance.start_from(earlier)
-            conditions.costs.stream_overhead_s = prior.stream_overhead_s
-            conditions.costs.round_overhead_s = prior.round_overhead_s
-            if prior.rtt_s is not None:
-                conditions.costs.earlier_rtt_s = prior.rtt_s
-            conditions.start_from_time_ratios(prior.time_ratios)
 
     @property
     def num_prompt_choices(self) -> int:
@@ -368,10 +370,7 @@ class GenerationState:
             key, probabilities = self._prior_key(self._model), posterior.probabilities
             prior.learn(key, probabilities, acceptance, posterior.num_judged)
             prior.learn_time_ratios(conditions.learned_time_ratios)
-            if (overhead_s := conditions.costs.measured_stream_overhead_s) is not None:
-                prior.learn_stream_overhead(overhead_s)
-            if (overhead_s := conditions.costs.measured_round_overhead_s) is not None:
-                prior.learn_rounds(overhead_s, conditions.costs.measured_rtt_s)
+            prior.costs = conditions.costs.learned()
 
     def _prior_key(self, model: ModelInfo) -> PriorKey:
         return PriorKey.at(model.target_fingerprint, self.options.sampling.temperature)

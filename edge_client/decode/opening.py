@@ -22,6 +22,7 @@ from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
 from outrider.edge_client.decode.reverify import reconcile
+from outrider.edge_client.drafting.drafter import Drafter
 from outrider.edge_client.drafting.learned.head import NUM_TOP
 from outrider.edge_client.transport.remote_verifier import SessionLostError
 
@@ -43,7 +44,8 @@ def open_session(state: GenerationState) -> list[SessionEvent]:
     drafter = state.proposer.drafter
     warm_up = None
     if drafter is not None and not is_rebuild:
-        warm_up = partial(drafter.warm_up, request.token_ids, request.num_prompt_choices)
+        state.recall_times()
+        warm_up = partial(_warm_up, state, drafter, request)
     timeout_s = None
     if is_rebuild and state.options.on_timeout is not OnTimeout.WAIT:
         timeout_s = max(_FIRST_MESSAGE_S, 2.0 * remote.deadline.seconds)
@@ -56,12 +58,18 @@ def open_session(state: GenerationState) -> list[SessionEvent]:
             request = replace(request, round_id=remote.next_round_id())
     wait_s = state.clock.now() - start_s
     if warm_up is not None:
-        state.recall(opened.model)
+        state.recall_acceptance(opened.model)
         _observe_opening(state, opened, trip_s)
     state.recorder.opened(opened, wait_s, is_rebuild=is_rebuild)
     events = _take(state, opened)
     state.plan_draft()
     return events
+
+
+def _warm_up(state: GenerationState, drafter: Drafter, request: OpenRequest) -> None:
+    """Does what needs no answer: the draft reads the prompt, and the mode's first decision is prepared."""
+    drafter.warm_up(request.token_ids, request.num_prompt_choices)
+    state.window.prepare()
 
 
 def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> None:
@@ -78,7 +86,7 @@ def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> N
     conditions.observe_opening(
         max(0.0, trip_s - metrics.total_ns / 1e9),
         metrics.forward_ns / 1e9,
-        drafter.time_token(),
+        None if conditions.costs.has_draft else drafter.time_token(),
         opened.step_fixed_ns / 1e9,
         opened.step_token_ns / 1e9,
         would_be_accepted=would_be_accepted,

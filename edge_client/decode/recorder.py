@@ -81,9 +81,9 @@ class Recorder:
     def observe(self) -> None:
         """Passes on the records that policies have not seen."""
         records, self._unobserved = self._unobserved, []
+        if self._conditions is not None:
+            self._conditions.observe(*records)
         for each in records:
-            if self._conditions is not None:
-                self._conditions.observe(each)
             self._depth.observe(each)
             self._window.observe(each)
             if self._trees is not None:

@@ -18,6 +18,7 @@ from outrider.edge_client.controller.acceptance_posterior import ALPHAS, posteri
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
+from outrider.edge_client.controller.round_costs import EarlierCosts
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.session.factory import Edge
@@ -165,9 +166,10 @@ def test_a_session_begins_with_what_rounds_took_in_the_last_one() -> None:
             acceptance_prior=prior,
         )
     first, second = (choice.conditions.costs for choice in choices)
-    assert first.earlier_rtt_s is None and first.round_overhead_s == SETTINGS.round_overhead_s
-    assert second.earlier_rtt_s == first.measured_rtt_s is not None
-    assert second.round_overhead_s == first.measured_round_overhead_s is not None
+    assert first.earlier == EarlierCosts()
+    assert second.earlier.rtt_s == first.measured_rtt_s is not None
+    assert second.earlier.round_overhead_s == first.measured_round_overhead_s is not None
+    assert second.earlier == first.learned() and prior.costs == second.learned()
 
 
 @pytest.mark.parametrize("case", [{}, {"mode": ExecutionMode.AUTO, "method": Method.SPARSE}])

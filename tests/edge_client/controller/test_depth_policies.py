@@ -30,7 +30,7 @@ from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
 from outrider.edge_client.controller.depth.stepped import RatioDepth, WindowDepth
-from outrider.edge_client.controller.round_costs import RoundCosts
+from outrider.edge_client.controller.round_costs import EarlierCosts, RoundCosts
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundOutcome, RoundRecord, draft_length
@@ -293,8 +293,8 @@ def test_an_opening_says_by_how_much_the_link_changed_since_an_earlier_text_with
     is_local: bool, opening_ms: float, rtt_ms: float
 ) -> None:
     """Where trips of 0.5 ms were seen: an opening comes late by a verification of 1 ms, or on one machine by more."""
-    costs, unknown = RoundCosts(is_local=is_local), RoundCosts(is_local=is_local)
-    costs.earlier_rtt_s = 0.0005
+    costs = RoundCosts(is_local=is_local, earlier=EarlierCosts(rtt_s=0.0005))
+    unknown = RoundCosts(is_local=is_local)
     for each in (costs, unknown):
         each.observe_opening(0.01, step_fixed_s=0.001, step_token_s=0.0)
         each.observe_rtt(opening_ms / 1e3, is_alone=False)
@@ -311,9 +311,38 @@ def test_a_first_opening_on_one_machine_took_little_of_its_time_for_the_way() ->
         assert costs.estimate()[1].rtt_s == pytest.approx(rtt_ms / 1e3)
 
 
+def test_a_drafted_token_takes_what_it_took_in_an_earlier_text_until_it_is_measured() -> None:
+    costs = RoundCosts(earlier=EarlierCosts(draft_line=(0.0002, 0.001)))
+    assert costs.has_draft and not RoundCosts().has_draft
+    costs.observe_opening(0.01, step_fixed_s=0.001, step_token_s=0.0)
+    costs.observe_rtt(0.01)
+    assert costs.estimate()[0].draft_s(4) == pytest.approx(SETTINGS.round_overhead_s + 0.0042)
+    costs.observe(replace(answered(4, 3, draft_ms=1.2, net_ms=10.0), edge_ms=0.6))
+    assert costs.estimate()[0].draft_s(6) == pytest.approx(SETTINGS.round_overhead_s + 0.0068), (
+        "with that slope"
+    )
+    for _ in range(15):
+        costs.observe(replace(answered(4, 3, draft_ms=0.25, net_ms=10.0), edge_ms=0.6))
+    assert costs.estimate()[0].draft_s(4) == pytest.approx(SETTINGS.round_overhead_s + 0.001), (
+        "no more than measured"
+    )
+
+
+def test_of_a_text_without_rounds_the_next_one_learns_what_a_stream_takes() -> None:
+    earlier = EarlierCosts(0.0004, 0.0001, 0.0005, (0.0, 0.001), (0.001, 0.0001))
+    costs = RoundCosts(earlier=earlier)
+    costs.observe_opening(0.01, step_fixed_s=0.002, step_token_s=0.0001)
+    costs.observe_rtt(0.003)  # beside a stream
+    for _ in range(30):
+        costs.observe_draft(0.005, 1)
+        costs.observe_target(0.0033)
+    assert costs.learned() == replace(
+        earlier, stream_overhead_s=pytest.approx(0.0008), stated_line=(0.002, 0.0001)
+    )
+
+
 def test_what_the_edge_itself_takes_in_a_round_is_that_of_an_earlier_text_until_it_is_measured() -> None:
-    costs = RoundCosts()
-    costs.round_overhead_s = 0.0001
+    costs = RoundCosts(earlier=EarlierCosts(round_overhead_s=0.0001))
     costs.observe_opening(0.01, step_fixed_s=0.001, step_token_s=0.0)
     costs.observe_rtt(0.01)
     costs.observe_draft(0.0, 1)

@@ -10,7 +10,9 @@ import pytest
 
 from outrider.common.errors import UsageError
 from outrider.edge_client.config.run_config import run_config
+from outrider.edge_client.controller import pace_tables
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
+from outrider.edge_client.controller.round_costs import EarlierCosts
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import Pipelining, create_window
 from outrider.edge_client.core.options import ExecutionMode
@@ -56,6 +58,30 @@ def test_each_way_is_taken_where_it_is_the_soonest(
     assert choice.choose(1000) is best, "at once, from the opening"
     if best is not ExecutionMode.CLOUD_ONLY:
         assert after(choice, a_round(rtt_ms, forward_ms, draft_ms)) is best
+
+
+def test_the_first_decision_is_prepared_before_the_opening_where_earlier_texts_had_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    earlier = EarlierCosts(rtt_s=0.001, draft_line=(0.0, 0.012), stated_line=(0.069, 0.00015))
+    prepared, unprepared, unknown = ModePolicy(ALL), ModePolicy(ALL), ModePolicy(ALL)
+    for choice in (prepared, unprepared):
+        choice.conditions.costs.start_from(earlier)
+    for choice in (prepared, unknown):
+        choice.prepare()
+    num_tables = 0
+    tabulate = pace_tables.rounds_token_s
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal num_tables
+        num_tables += 1
+        return tabulate(*arguments)
+
+    monkeypatch.setattr(pace_tables, "rounds_token_s", counted)
+    for choice, draft_s in ((prepared, None), (unprepared, None), (unknown, 0.012)):
+        choice.conditions.observe_opening(0.001, 0.07, draft_s, step_fixed_s=0.069, step_token_s=0.00015)
+        assert choice.choose(1000) is ExecutionMode.PIPELINED
+    assert num_tables == 2, "for both that had not prepared"
 
 
 @pytest.mark.parametrize(

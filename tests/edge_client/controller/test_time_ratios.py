@@ -10,6 +10,7 @@ from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
+from outrider.edge_client.controller.round_costs import EarlierCosts
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.time_ratio import TimeRatio
 from outrider.edge_client.core.options import ExecutionMode
@@ -21,8 +22,9 @@ ROUND = RoundRecord(
 )
 
 
-def begun() -> Conditions:
+def begun(earlier: EarlierCosts | None = None) -> Conditions:
     conditions = Conditions()
+    conditions.costs.start_from(earlier or EarlierCosts())
     conditions.observe_opening(0.02, 0.03, 0.001, 0.029, 0.0002)
     return conditions
 
@@ -134,8 +136,7 @@ def test_a_stream_may_take_less_than_a_step_of_rounds() -> None:
     overhead_s = conditions.costs.measured_stream_overhead_s
     assert overhead_s == pytest.approx(-0.0092)
     for learned_s, expected_s in ((overhead_s, 0.02), (-0.02, 0.0146)):
-        following = begun()
-        following.costs.stream_overhead_s = learned_s
+        following = begun(EarlierCosts(stream_overhead_s=learned_s))
         assert following.estimate()[0].target_token_s == pytest.approx(expected_s), "at least half of a step"
 
 
