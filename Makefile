@@ -42,8 +42,10 @@ demo: $(DEMO_STAMP) ## start a verifier on loopback and decode with the embedded
 WORKERS ?= 3
 # A run starts a hundred processes: what the first compiled, the others read.
 test test-slow: export PYTHONDONTWRITEBYTECODE =
+# A worker that crashes fails the test that it was running, and is not replaced: its successor would run the test again,
+# and may be given nothing to run without being told so, which never ends.
 test: $(STAMP) ## the tests that CI runs, WORKERS=3 files at a time; 0 for one process
-	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 10 $(ARGS)
+	$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart 0 --durations 10 $(ARGS)
 
 test-slow: $(STAMP) ## the full matrices
 	$(PY) -m pytest -m 'slow or not slow' --timeout 1800 $(ARGS)
