@@ -9,19 +9,20 @@ from numba import types
 from numpy.typing import NDArray
 
 from outrider.kernels.host.compiler import jit
-from outrider.kernels.host.tiles import PANEL, TILE, add_product
+from outrider.kernels.host.tiles import HAS_AVX512, PANEL, TILE, add_product
 
 # Inputs that oneDNN sums by themselves: by the processor and by how many there are.
 SPANS = (1024, 512)
+WIDTH = 2 * PANEL if HAS_AVX512 else PANEL  # outputs whose weights lie together
 _MATRIX = types.float32[:, ::1]
 _PANELS, _HALF_PANELS = types.float32[:, :, ::1], types.uint16[:, :, ::1]
 
 
 def to_panels(weight: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.uint16]:
-    """Returns a weight [out, in] in panels [⌈out / PANEL⌉, in, PANEL], as `multiply_rows` reads it: of a weight whose
+    """Returns a weight [out, in] in panels [⌈out / WIDTH⌉, in, WIDTH], as `multiply_rows` reads it: of a weight whose
     numbers are all of bfloat16 the upper halves alone, which are read from memory in half the time."""
     num_outputs, num_inputs = weight.shape
-    shape = -(-num_outputs // PANEL), num_inputs, PANEL
+    shape = -(-num_outputs // WIDTH), num_inputs, WIDTH
     halves = weight.view(np.uint16).reshape(num_outputs, num_inputs, 2)
     if halves[:, :, 0].any():  # the lower half, on machines that are little-endian, as all with AVX2 are
         panels = np.empty(shape, np.float32)
@@ -37,16 +38,16 @@ def _fill_panels(weight: Any, panels: Any) -> None:
     """Writes a weight to panels, the last with zeros where it ends."""
     num_outputs, num_inputs = weight.shape
     for panel in range(panels.shape[0]):
-        first = panel * PANEL
+        first = panel * WIDTH
         mine = panels[panel]
         for i in range(num_inputs):
-            for j in range(PANEL):
+            for j in range(WIDTH):
                 mine[i, j] = weight[first + j, i] if first + j < num_outputs else 0
 
 
 @jit([types.void(_MATRIX, kind, types.int64, _MATRIX) for kind in (_PANELS, _HALF_PANELS)])
 def multiply_rows(rows: Any, panels: Any, span: Any, out: Any) -> None:
-    """Writes rows [n, in] times the weight in panels [⌈out / PANEL⌉, in, PANEL] to out [n, out].
+    """Writes rows [n, in] times the weight in panels [⌈out / WIDTH⌉, in, WIDTH] to out [n, out].
 
     A row's numbers do not depend on `n`: products are added one after another, in the order of the inputs, for each
     `span` of these from zero; then the sums of spans are added. Each product and addition are rounded once together
@@ -55,10 +56,10 @@ def multiply_rows(rows: Any, panels: Any, span: Any, out: Any) -> None:
     num_rows, num_inputs = rows.shape
     num_outputs = out.shape[1]
     num_tiles = (num_rows + TILE - 1) // TILE
-    sums = np.empty((TILE, PANEL), np.float32)
+    sums = np.empty((TILE, WIDTH), np.float32)
     for panel in range(panels.shape[0]):
-        left = panel * PANEL
-        width = min(PANEL, num_outputs - left)
+        left = panel * WIDTH
+        width = min(WIDTH, num_outputs - left)
         for start in range(0, num_inputs, span):
             stop = min(start + span, num_inputs)
             for tile in range(num_tiles):

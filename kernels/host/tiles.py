@@ -13,13 +13,20 @@ from numba.extending import intrinsic
 from outrider.kernels.host.compiler import jit
 
 PANEL = 16  # columns
-_LANES = 16 if get_host_cpu_features().get("avx512f") else 8  # of a register
-_SUMS = 12  # registers for sums, of AVX2's 16 and AVX-512's 32
-TILE = _SUMS * _LANES // PANEL  # rows that share what is read of a panel
-MOST_PANELS = 4  # of one row, whose sums of a single panel would wait for one another
+HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))  # and so 32 registers, of AVX2's 16
+_LANES = 16 if HAS_AVX512 else 8  # of a register
+TILE = (
+    8 if HAS_AVX512 else 6
+)  # rows that share what is read of a panel: 12 of AVX2's registers are for their sums
+# Panels that are read together: the sums of a single one would wait for one another where rows are few. With more of
+# AVX-512's registers for sums than 16, LLVM keeps some of the sums of 10 and 11 rows in memory, as it unrolls the loop.
+MOST_PANELS = 4
+_MOST_SUMS = 16 if HAS_AVX512 else 4  # panels times rows, of several panels
 # Numbers by which a matrix of uint16 is read ahead, also across pages, where the processor stops by itself. Of matrices
-# that no cache holds, 5 rows of 640 inputs take 187, 170, 117 and 142 us with 0, 512, 1,024 and 2,048 (Zen 3).
-PREFETCHED = 1024
+# that no cache holds, 5 rows of 640 inputs take 187, 170, 117 and 142 us with 0, 512, 1,024 and 2,048 (Zen 3). All of
+# the embedded target's, which Zen 5's last cache holds, take 0.89, 0.81, 0.71 and 0.65 ms for 5 rows with 1,024, 2,048,
+# 4,096 and 8,192, and 1.14, 1.04, 0.98 and 0.94 for 8.
+PREFETCHED = 4096 if HAS_AVX512 else 1024
 _INDEX, _FLOAT = ir.IntType(64), ir.FloatType()
 _VECTOR = ir.VectorType(_FLOAT, _LANES)
 _PLACES = ir.VectorType(ir.IntType(32), _LANES)
@@ -38,14 +45,14 @@ def add_product(rows: Any, matrix: Any, sums: Any) -> None:
     upper halves of float32, bfloat16, and is read from memory ahead of its use. A product and its addition are rounded
     once where the processor can (FMA).
     """
-    width = max(1, MOST_PANELS // rows.shape[0]) * PANEL
+    width = max(1, min(MOST_PANELS, _MOST_SUMS // rows.shape[0])) * PANEL
     for left in range(0, matrix.shape[1], width):
         _add_tile(rows, matrix[:, left : left + width], sums[:, left:])
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _add_tile(_: Any, rows: Any, matrix: Any, sums: Any) -> Any:
-    """Adds the product with at most `MOST_PANELS` panels for one row, half as many for two and one for more.
+    """Adds the product with as many panels as `add_product` reads together, at most.
 
     For each number of rows and panels there is a loop whose sums stay in registers; numba's arrays would not.
     """
@@ -57,7 +64,7 @@ def _add_tile(_: Any, rows: Any, matrix: Any, sums: Any) -> Any:
         done = builder.append_basic_block("done")
         choice = builder.switch(builder.add(builder.mul(num_rows, _INDEX(MOST_PANELS)), num_panels), done)
         for rows_ in range(1, TILE + 1):
-            for panels in range(1, max(1, MOST_PANELS // rows_) + 1):
+            for panels in range(1, max(1, min(MOST_PANELS, _MOST_SUMS // rows_)) + 1):
                 block = builder.append_basic_block(f"rows_{rows_}_panels_{panels}")
                 choice.add_case(_INDEX(rows_ * MOST_PANELS + panels), block)
                 builder.position_at_end(block)
@@ -91,11 +98,10 @@ def _add_loop(builder: Any, arrays: Any, num_rows: int, num_columns: int) -> Non
     i.add_incoming(_INDEX(0), begin)
     before = [builder.phi(_VECTOR) for _ in places]
     factors = [_loaded(builder, matrix, i, column) for column in columns]
-    repeated = [_repeated(builder, builder.load(builder.gep(mine, [i]))) for mine in inputs]
-    pairs = [(x, factor) for x in repeated for factor in factors]
-    after = [
-        builder.call(multiply_and_add, [*pair, total]) for pair, total in zip(pairs, before, strict=True)
-    ]
+    after, totals = [], iter(before)
+    for mine in inputs:
+        x = _repeated(builder, builder.load(builder.gep(mine, [i])))
+        after += [builder.call(multiply_and_add, [x, factor, next(totals)]) for factor in factors]
     following = builder.add(i, _INDEX(1))
     i.add_incoming(following, loop)
     for old, start, new in zip(before, first, after, strict=True):
