@@ -11,7 +11,7 @@ from outrider.cloud_verifier.engine.method_fields import check_draft_fields, che
 from outrider.cloud_verifier.engine.session import Session
 from outrider.cloud_verifier.verification.logprobs import MAX_LOGPROBS
 from outrider.common.errors import InvalidFieldError, UnimplementedFieldError
-from outrider.common.methods import drafts_trees, sends_support
+from outrider.common.methods import drafts_trees, num_support
 from outrider.common.sampling.processors import check_sampling_params
 from outrider.common.tree import check_parents
 from outrider.common.types import (
@@ -54,9 +54,9 @@ def check_open(request: OpenRequest, model: ModelInfo) -> None:
         raise UnimplementedFieldError(
             "draft_source", f"{request.draft_source} is not offered here; this verifier has: {names}"
         )
-    if request.draft_source == LOOKAHEAD and sends_support(request.method):
+    if request.draft_source == LOOKAHEAD and num_support(request.method):
         raise InvalidFieldError(
-            "draft_source", f"{LOOKAHEAD} goes with method coupled: its guesses are no samples"
+            "draft_source", f"{LOOKAHEAD} goes with methods coupled and typical: its guesses are no samples"
         )
     if request.num_logprobs > MAX_LOGPROBS:
         raise InvalidFieldError("num_logprobs", f"is {request.num_logprobs}; at most {MAX_LOGPROBS} a token")

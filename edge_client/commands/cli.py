@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
+import os
 import signal
 import sys
 import threading
@@ -18,6 +20,8 @@ from outrider.edge_client.commands import datastore, learned
 from outrider.edge_client.commands.parser import VERBS, import_verb, make_parser
 from outrider.edge_client.config.flags import grammar_texts, load_run_config
 
+_FAILED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
 
 class _Terminated(BaseException):
     """Raised where SIGTERM arrives."""
@@ -27,12 +31,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, one of `outrider.common.errors`, or 130 after Ctrl-C. With `--json`, what
     ends a command early is printed as an object too, also SIGTERM (143)."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    _replace_closed_outputs()
     try:
         with _raising_terminated() if "--json" in arguments else contextlib.nullcontext():
             namespace = make_parser(arguments).parse_args(arguments)
             verb = VERBS.get(namespace.verb)
             with needs_extra(verb.extra if verb else "edge", namespace.verb):
-                return _dispatch(namespace)
+                status = _dispatch(namespace)
+        sys.stdout.flush()  # where what cannot be written is still told
+        return status
     except OutriderError as error:
         print(f"edge-client: {one_line(str(error))}", file=sys.stderr)
         _report(arguments, str(error), error.exit_code)
@@ -44,6 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has gone, and a message would fail as well
         return 141
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FAILED_WRITES:
+            _report(arguments, repr(error), 1)
+            raise
+        print(f"edge-client: cannot write the output: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is held back could not be written either
+        return 1
     except SystemExit as stop:  # of the parser, after --help too
         if stop.code:
             _report(arguments, str(stop.__cause__), 2)
@@ -51,6 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # a bug, whose trace follows
         _report(arguments, repr(error), 1)
         raise
+
+
+def _replace_closed_outputs() -> None:
+    """Lets what is printed to an output that was closed before the start go nowhere."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # as long as the process
 
 
 @contextlib.contextmanager

@@ -40,7 +40,8 @@ def main(namespace: argparse.Namespace) -> int:
     found = ask_daemon(config.serve.listen, "/v1/sessions", api_key(config))
     try:
         lines = table(found["data"])
-        lines.append(f"{found['running']} of {found['max_running']} running, {found['waiting']} waiting")
+        counts = f"{found['running']} of {found['max_running']} running, {found['waiting']} waiting"
+        lines.append(one_line(counts))
     except (AttributeError, KeyError, TypeError, ValueError):
         raise LinkError(
             f"what answers at {config.serve.listen} is no edge-client daemon: give its --listen"

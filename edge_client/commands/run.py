@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,12 +49,16 @@ def run(
     error: OutriderError | None = None
     # NO_COLOR is no setting of ours but a convention of terminals (no-color.org).
     has_colour = not os.environ.get("NO_COLOR")
-    with _cancel_on_signal(session, is_live) as received:
+    events = session.generate()
+    ends = (
+        contextlib.nullcontext() if is_live else contextlib.closing(events)
+    )  # a thread makes the live view's
+    with _cancel_on_signal(session, is_live) as received, ends:
         try:
             if is_json:
-                deque(session.generate(), maxlen=0)
+                deque(events, maxlen=0)
             else:
-                _show(session, config, edge.tokenizer.token_text, has_colour, is_live)
+                _show(session, events, config, edge.tokenizer.token_text, has_colour, is_live)
         except OutriderError as failure:
             error = failure
     result = session.result
@@ -90,14 +94,19 @@ def _can_live(is_json: bool) -> bool:
 
 
 def _show(
-    session: EdgeSession, config: RunConfig, text_of: Callable[[int], str], has_colour: bool, is_live: bool
+    session: EdgeSession,
+    events: Iterator[SessionEvent],
+    config: RunConfig,
+    text_of: Callable[[int], str],
+    has_colour: bool,
+    is_live: bool,
 ) -> None:
     view: TextPrinter | LiveView
-    events: Iterator[SessionEvent | None]
+    shown: Iterator[SessionEvent | None]
     if is_live:
         from outrider.edge_client.ui.live import LiveView, ticking
 
-        events, is_alone = ticking(session.generate()), config.mode is ExecutionMode.EDGE_ONLY
+        shown, is_alone = ticking(events), config.mode is ExecutionMode.EDGE_ONLY
         view = LiveView(
             session,
             sys.stdout,
@@ -107,10 +116,10 @@ def _show(
             is_reverified=config.outage.reverify,
         )
     else:
-        events = readable(session.generate(), sys.stdout, config.outage.reverify)
+        shown = readable(events, sys.stdout, config.outage.reverify)
         view = TextPrinter(sys.stdout, has_colour)
     try:
-        for event in events:
+        for event in shown:
             view.show(event)
     finally:
         view.finish()
@@ -203,7 +212,7 @@ def _draft_fingerprint(edge: Edge, model: ModelInfo | None) -> str | None:
     return model.draft_fingerprint if model and edge.config.mode is ExecutionMode.CO_LOCATED else None
 
 
-@contextmanager
+@contextlib.contextmanager
 def _cancel_on_signal(session: EdgeSession, is_live: bool) -> Iterator[list[int]]:
     """Ends the text at the first Ctrl-C or SIGTERM, which closes the session; yields the signals received. A second
     Ctrl-C ends the process at once (the live view first restores the screen), as a second SIGTERM does."""

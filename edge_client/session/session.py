@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 
 from outrider.common.clock import SYSTEM_CLOCK, Clock
@@ -146,9 +146,9 @@ class EdgeSession:
             clock=clock,
         )
 
-    def generate(self) -> Iterator[SessionEvent]:
+    def generate(self) -> Generator[SessionEvent, None, None]:
         """Yields token events, changes of unverified tokens (`MarkClearedEvent`, `RolledBackEvent`), and one
-        `EndEvent`.
+        `EndEvent`. Where it is left before, closing it ends the session.
 
         Raises `OutriderError` where it cannot repair, after closing; `result` has the tokens so far.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,22 @@ def _write(folder: Path, **measure: object) -> None:
 
 
 def test_results_are_of_a_clean_commit_and_by_a_command_that_anybody_can_run() -> None:
+    """Those of each stage and point too, which are measured by themselves."""
+    wanted = {"commit": r"[0-9a-f]{12}", "command": r"(python -m [\w.]+|edge-client \w+)( [^/~]*)?"}
     refused = set()
     for path in pages.RESULTS.glob("*.json"):
-        record = json.loads(path.read_text())
-        is_clean = re.fullmatch(r"[0-9a-f]{12}", record["commit"])
-        is_bare = re.fullmatch(r"python -m [\w.]+( [^/~]*)?", record["command"])
-        refused |= set() if is_clean and is_bare else {path.stem}
+        found = list(_named(json.loads(path.read_text()), set(wanted)))
+        assert {name for name, _ in found} == set(wanted)
+        refused |= {(path.stem, value) for name, value in found if not re.fullmatch(wanted[name], value)}
     assert not refused
+
+
+def _named(value: Any, names: set[str]) -> Iterator[tuple[str, str]]:
+    """Yields the name and text of each field with one of these names, at any depth."""
+    if isinstance(value, dict):
+        yield from ((name, each) for name, each in value.items() if name in names and isinstance(each, str))
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _named(each, names)
 
 
 def _measures() -> list[dict[str, Any]]:
