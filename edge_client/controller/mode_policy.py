@@ -23,6 +23,7 @@ from outrider.edge_client.controller.cost_model import (
     LinkCosts,
     ModelCosts,
     cloud_only_s,
+    round_s,
     rounds_start_s,
 )
 from outrider.edge_client.controller.cost_model_pipelined import (
@@ -81,6 +82,7 @@ class ModePolicy:
         self._decided_at = 0
         self._round_probability = 1.0
         self._table: _TimeTable | None = None
+        self._is_prepared = False  # for the first decision
 
     @property
     def posterior(self) -> AcceptancePosterior:
@@ -142,12 +144,14 @@ class ModePolicy:
         return self.current
 
     def prepare(self) -> None:
-        """Tabulates times by what earlier sequences found, if they did, before an opening: the decision after it, for
-        which the first draft waits, then finds most of its work done."""
+        """Tabulates times by what earlier sequences found, if they did, before an opening. The decision after it, for
+        which the first draft waits, is made by these where rounds are short: two rounds later it is made again."""
         if len(self._modes) > 1 and self.conditions.are_known:
-            table = self._current_table(*self.conditions.estimate())
+            models, link = self.conditions.estimate()
+            table = self._current_table(models, link)
             for mode in self._modes:
                 table.pace(mode)
+            self._is_prepared = round_s(1, models, link) < SETTINGS.short_round_ms / 1e3
 
     def _is_due(self) -> bool:
         if self._num_observed < SETTINGS.min_rounds:
@@ -157,13 +161,14 @@ class ModePolicy:
 
     def _decide(self, num_tokens: int) -> None:
         self._decided_at = self._num_observed
-        models, link = self.conditions.estimate()
-        table = self._current_table(models, link)
+        is_prepared, self._is_prepared = self._is_prepared, False
+        table = self._table if is_prepared else self._current_table(*self.conditions.estimate())
+        assert table is not None
         weights = np.array(self.posterior.probabilities)
         weights[weights <= SETTINGS.min_alpha_probability] = 0.0
         weights /= weights.sum()
         paces = {mode: table.pace(mode) for mode in self._modes}
-        prospects = self._prospects(paces, weights, num_tokens, link.rtt_s)
+        prospects = self._prospects(paces, weights, num_tokens, table.rtt_s)
         best = min(prospects, key=prospects.__getitem__)
         self.reason = "fastest"
         self.expected_ms = {mode: 1e3 * float(weights @ own.token_s) for mode, own in paces.items()}
@@ -273,6 +278,11 @@ class _TimeTable:
         """Returns whether its costs are nearly those of the other."""
         tolerance = SETTINGS.cost_tolerance_share
         return all(abs(a - b) <= tolerance * b for a, b in zip(self._costs, other._costs, strict=True))
+
+    @property
+    def rtt_s(self) -> float:
+        """Returns the round trip that it is made for."""
+        return self._link.rtt_s
 
     def pace(self, mode: ExecutionMode) -> _Pace:
         """Returns what the mode takes."""

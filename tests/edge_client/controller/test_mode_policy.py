@@ -84,6 +84,39 @@ def test_the_first_decision_is_prepared_before_the_opening_where_earlier_texts_h
     assert num_tables == 2, "for both that had not prepared"
 
 
+def test_where_rounds_are_short_the_first_decision_is_the_prepared_one() -> None:
+    """The verifier has become so slow meanwhile that drafts pay, or so fast that they do not: two rounds show it."""
+    fast, slow = (0.001, 0.0001), (0.015, 0.0001)
+    for before, now in ((fast, slow), (slow, fast)):
+        choices = [ModePolicy(ALL) for _ in range(3)]
+        for choice in choices[:2]:
+            choice.conditions.costs.start_from(
+                EarlierCosts(rtt_s=0.002, draft_line=(0.0, 0.001), stated_line=before)
+            )
+        choices[0].prepare()
+        for choice in choices:
+            choice.conditions.observe_opening(0.002, 0.02, 0.001, *now)
+            choice.choose(1000)
+        prepared, unprepared, unknown = choices
+        assert prepared.current is not unprepared.current is unknown.current
+        for _ in range(2):
+            prepared.conditions.observe(a_round(2, 1e3 * now[0], 1))
+            prepared.observe(a_round(2, 1e3 * now[0], 1))
+            prepared.choose(1000)
+        assert prepared.current is unprepared.current
+
+
+def test_where_rounds_are_long_the_first_decision_is_by_the_opening() -> None:
+    prepared, unprepared = ModePolicy(ALL), ModePolicy(ALL)
+    for choice in (prepared, unprepared):
+        earlier = EarlierCosts(rtt_s=0.2, draft_line=(0.0, 0.001), stated_line=(0.1, 0.0001))
+        choice.conditions.costs.start_from(earlier)
+    prepared.prepare()
+    for choice in (prepared, unprepared):
+        choice.conditions.observe_opening(0.2, 0.02, 0.001, 0.005, 0.0001)
+        assert choice.choose(1000) is ExecutionMode.CLOUD_ONLY
+
+
 @pytest.mark.parametrize(
     ("slower", "best"), [(1.0, ExecutionMode.PIPELINED), (2.0, ExecutionMode.SPECULATIVE)]
 )
