@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from outrider.common.step_time import MedianSlopeTime
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
@@ -24,8 +24,9 @@ _Line = tuple[float, float]
 class EarlierCosts:
     """Holds what the earlier sequences of a process found; at first what is usual, None where nothing is."""
 
-    stream_overhead_s: float = SETTINGS.stream_overhead_s  # of a streamed token beyond the verifier's step
-    round_overhead_s: float = SETTINGS.round_overhead_s  # of the edge in a round, without drafting
+    # Of a streamed token beyond the verifier's step, and of the edge in a round, without drafting.
+    stream_overhead_s: float = field(default_factory=lambda: SETTINGS.stream_overhead_s)
+    round_overhead_s: float = field(default_factory=lambda: SETTINGS.round_overhead_s)
     rtt_s: float | None = None  # of a round alone
     draft_line: _Line | None = None
     stated_line: _Line | None = None  # of the verifier's steps, which it stated

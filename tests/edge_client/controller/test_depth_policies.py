@@ -317,15 +317,11 @@ def test_a_drafted_token_takes_what_it_took_in_an_earlier_text_until_it_is_measu
     costs.observe_opening(0.01, step_fixed_s=0.001, step_token_s=0.0)
     costs.observe_rtt(0.01)
     assert costs.estimate()[0].draft_s(4) == pytest.approx(SETTINGS.round_overhead_s + 0.0042)
-    costs.observe(replace(answered(4, 3, draft_ms=1.2, net_ms=10.0), edge_ms=0.6))
-    assert costs.estimate()[0].draft_s(6) == pytest.approx(SETTINGS.round_overhead_s + 0.0068), (
-        "with that slope"
-    )
+    costs.observe(replace(answered(4, 3, draft_ms=1.2, net_ms=10.0), edge_ms=0.5))
+    assert costs.estimate()[0].draft_s(6) == pytest.approx(0.0005 + 0.0068), "with that slope"
     for _ in range(15):
-        costs.observe(replace(answered(4, 3, draft_ms=0.25, net_ms=10.0), edge_ms=0.6))
-    assert costs.estimate()[0].draft_s(4) == pytest.approx(SETTINGS.round_overhead_s + 0.001), (
-        "no more than measured"
-    )
+        costs.observe(replace(answered(4, 3, draft_ms=0.25, net_ms=10.0), edge_ms=0.5))
+    assert costs.estimate()[0].draft_s(4) == pytest.approx(0.0005 + 0.001), "no more than measured"
 
 
 def test_of_a_text_without_rounds_the_next_one_learns_what_a_stream_takes() -> None:
