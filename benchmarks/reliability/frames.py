@@ -81,6 +81,7 @@ class FrameSource:
     num_tokens: int  # of the target's vocabulary
     max_context: int
     methods: tuple[Method, ...] = tuple(Method)
+    draft_sources: tuple[str, ...] = ("",)
     is_open: bool = False
     _method: Method = Method.COUPLED
     _round_id: int = 0
@@ -168,6 +169,7 @@ class FrameSource:
             method=METHOD_NUMBERS[self._method],
             num_logprobs=rng.choice((0, 0, 3)),
             round_id=self._round_id,
+            draft_source=rng.choice(self.draft_sources),
         )
 
     def _verify(self) -> pb.VerifyRequest:

@@ -28,6 +28,7 @@ from outrider.experiments.load.stream import ReplayStream
 from outrider.experiments.load.wire import StreamLost, connect
 from outrider.experiments.shared.processes import VerifierProcess, running_verifier
 from outrider.experiments.shared.results import at_most, judged
+from outrider.models import shipped_heads
 
 TENANTS = ("one", "two", "three")
 SESSIONS_A_TENANT = 4
@@ -52,7 +53,12 @@ class _Attack:
         """Sends at least `num_frames` of one session, on a fresh stream where the verifier ended the last."""
         rng, model = random.Random(f"{tenant} {name}"), self._model
         source = FrameSource(
-            rng, rng.randbytes(16), model.num_tokens, model.limits.max_context, model.methods
+            rng,
+            rng.randbytes(16),
+            model.num_tokens,
+            model.limits.max_context,
+            model.methods,
+            ("", *model.draft_sources),
         )
         metadata = (("x-session-id", source.session_id.hex()), (TENANT, tenant))
         num_sent = 0
@@ -102,7 +108,8 @@ class _Attack:
 def run(settings: Settings) -> Iterator[Found]:
     """Yields what was found, several times in the long form."""
     num_frames, num_parts = settings.pick((100_000, 10), (6_000, 1), (300, 1))
-    flags = (*QUIET, "--admin-listen", "127.0.0.1:0", "--session-idle-ttl-s", str(IDLE_TTL_S))
+    sources = ("--lookahead", *(flag for each in shipped_heads() for flag in ("--heads", str(each))))
+    flags = (*QUIET, *sources, "--admin-listen", "127.0.0.1:0", "--session-idle-ttl-s", str(IDLE_TTL_S))
     with running_verifier(*flags) as verifier:
         sessions = record_embedded(verifier.address, num_sessions=6, num_rounds=8).sessions
         model = GrpcLink(verifier.address, new_session_id()).describe(ANSWERS_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections import Counter
 
 from hypothesis import given, settings
@@ -47,6 +48,18 @@ def test_a_look_up_costs_the_same_beside_a_hundred_thousand_words() -> None:
     few = BadWords([(1, 2, 3)])
     many = BadWords([(i % 97, i % 89, i) for i in range(100_000)])
     assert seconds_of(many) < 20 * seconds_of(few) + 1e-3
+
+
+def test_bad_words_hold_what_the_bound_on_their_ids_allows_for() -> None:
+    """About 50 bytes an id (`--tenant-max-sampling-ids`), of which the ids themselves take 40."""
+    listed = [tuple(range(1000 * n, 1000 * n + 64)) for n in range(126)]
+    tracemalloc.start()
+    try:
+        bad_words = BadWords(listed)
+        num_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert bad_words.longest == 64 and num_bytes < 10 * 126 * 64
 
 
 def seconds_of(bad_words: BadWords) -> float:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+from support.edge.edge_fakes import make_model
+
 from outrider.cloud_verifier.backends.base import TargetBackend
+from outrider.cloud_verifier.engine.validation import check_open
 from outrider.cloud_verifier.heads.lookahead import Lookahead, LookaheadSequence
+from outrider.common.errors import InvalidFieldError
 from outrider.common.tree import ROOT, Tree
-from outrider.common.types import SamplingParams
+from outrider.common.types import LOOKAHEAD, Method, OpenRequest, SamplingParams
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.trees import TreeBudget, TreeDraft
 
@@ -68,3 +73,17 @@ def test_a_text_that_repeats_itself_is_proposed_as_a_chain_too() -> None:
     assert sequence.propose(3).token_ids == (8, 9, 10)
     sequence.commit([90])
     assert sequence.propose(3).token_ids == ()
+
+
+@pytest.mark.parametrize("method", Method)
+def test_an_opening_says_that_guesses_are_no_samples(method: Method) -> None:
+    """A round would fail: every method but those with shared noise samples drafts from supports, sent or not."""
+    model = make_model(num_tokens=NUM_TOKENS, methods=tuple(Method), draft_sources=(LOOKAHEAD,))
+    request = OpenRequest(b"s" * 16, (1, 2), 1, SamplingParams(), method, draft_source=LOOKAHEAD)
+    if method in (Method.COUPLED, Method.TYPICAL):
+        check_open(request, model)
+    else:
+        with pytest.raises(
+            InvalidFieldError, match="draft_source: lookahead goes with methods coupled and typical"
+        ):
+            check_open(request, model)

@@ -566,6 +566,34 @@ def test_ctrl_c_keeps_the_text_closes_the_session_and_exits_130(world: World) ->
             assert server.engine.num_sessions == 0 and backend.num_free_tokens == backend.kv_tokens
 
 
+@pytest.mark.parametrize("flag", ["", "--json"])
+def test_an_output_that_cannot_be_written_is_told_in_a_line(world: World, flag: str) -> None:
+    backend = make_backend(world.draft)
+    with serving(backend) as server, open("/dev/full", "w") as full:
+        flags = world.flags(
+            "--verifier", f"127.0.0.1:{server.port}", "--mode", "cloud-only", *filter(None, [flag])
+        )
+        found = subprocess.run(
+            [sys.executable, "-m", "outrider.edge_client", "run", "x", *flags, "--max-new-tokens", "60"],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,  # where the session is not closed before the interpreter ends, it never does
+        )
+        assert found.returncode == 1 and "Traceback" not in found.stderr
+        assert (
+            found.stderr.splitlines()[-1] == "edge-client: cannot write the output: No space left on device"
+        )
+        assert eventually(lambda: server.engine.num_sessions == 0)
+
+
+def test_an_output_that_is_closed_takes_everything(world: World) -> None:
+    command = [sys.executable, "-m", "outrider.edge_client", "config", "show"]
+    found = subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *command], cwd=ROOT, timeout=60)
+    assert found.returncode == 0
+
+
 _BLOCKER = """
 import sys
 class Blocker:

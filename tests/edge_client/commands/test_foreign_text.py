@@ -18,7 +18,8 @@ def test_ps_prints_no_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = {"id": "cmpl-1" + FOREIGN, "state": "running", "mode": FOREIGN, "age_s": 1.0, "user": FOREIGN}
-    found = {"data": [session, session | {"user": "bob"}], "running": 2, "max_running": 8, "waiting": 0}
+    counts = {"running": 2, "max_running": "8" + FOREIGN, "waiting": 0}
+    found = {"data": [session, session | {"user": "bob"}], **counts}
     monkeypatch.setattr(ps, "ask_daemon", lambda *_: found)
     assert main(["ps", "--listen", "127.0.0.1:1"]) == 0
     lines = capsys.readouterr().out.split("\n")
