@@ -11,8 +11,8 @@ from outrider.kernels.host.compiler import jit
 from outrider.kernels.host.exp import fill_exps, max_or_nan, sum_up
 from outrider.kernels.host.tiles import PANEL, TILE, add_product, turn
 
-_QUERIES = 96  # that share a copy of keys or values: of each row those of all heads with the same KV head
-_CHUNK = 64  # tokens whose keys or values are copied at a time
+_QUERIES = 96  # that read the same keys or values: of each row those of all heads with the same KV head
+_CHUNK = 64  # tokens whose keys or values are read at a time
 _TENSOR = types.float32[:, :, ::1]
 _NUMBERS = types.int64[::1]
 
@@ -24,12 +24,21 @@ def _first_seen(stop: Any, window: Any) -> Any:
 
 
 @jit()
-def _gather(rows: Any, kv_head: Any, places: Any, out: Any) -> None:
-    """Copies a head's keys or values at these places to out [tokens, at least head_dim]."""
+def _at(rows: Any, kv_head: Any, places: Any, num_read: Any, chunk: Any) -> Any:
+    """Returns a head's keys or values at these places, [num_read, a multiple of `PANEL`], of which the first are theirs
+    and the others anything: where they lie, if they follow one another there, else a copy in `chunk`."""
+    first, is_run = places[0], places[0] + num_read <= rows.shape[0] and rows.shape[2] == chunk.shape[1]
     for i in range(places.size):
-        row, mine = rows[places[i], kv_head], out[i]
-        for d in range(row.size):
-            mine[d] = row[d]
+        is_run = is_run and places[i] == first + i
+    if is_run:
+        found = rows[first : first + num_read, kv_head, :]
+    else:
+        for i in range(places.size):
+            row, mine = rows[places[i], kv_head], chunk[i]
+            for d in range(row.size):
+                mine[d] = row[d]
+        found = chunk[:num_read, :]
+    return found
 
 
 @jit()
@@ -134,6 +143,7 @@ def attend_rows(
         for row in range(0, num_rows, rows_at_once):
             first = first_row + row
             num_queries = min(rows_at_once, num_rows - row) * num_groups
+            num_tiles = (num_queries + TILE - 1) // TILE
             for query in range(num_queries):
                 stops[query] = num_tokens - num_rows + row + query // num_groups + 1
             last_stop = stops[num_queries - 1]
@@ -148,10 +158,12 @@ def attend_rows(
 
                 scores[:num_queries] = 0
                 for start in range(begin, last_stop, _CHUNK):
-                    _gather(keys, kv_head, places[start : start + _CHUNK], chunk)
-                    turn(chunk, turned)
-                    for query in range(0, num_queries, TILE):
-                        after = min(query + TILE, num_queries)
+                    there = places[start : start + _CHUNK]
+                    num_turned = (there.size + PANEL - 1) // PANEL * PANEL
+                    turn(_at(keys, kv_head, there, num_turned, chunk), turned)
+                    for tile in range(num_tiles):
+                        query = num_queries * tile // num_tiles
+                        after = num_queries * (tile + 1) // num_tiles
                         end = min(start + _CHUNK, stops[after - 1])
                         if start < end:
                             seen = (end - start + PANEL - 1) // PANEL * PANEL
@@ -168,12 +180,13 @@ def attend_rows(
                 sums[:] = 0
                 for start in range(begin, last_stop, _CHUNK):
                     end = min(start + _CHUNK, last_stop)
-                    _gather(values, kv_head, places[start:end], chunk)
-                    for query in range(0, num_queries, TILE):
-                        after = min(query + TILE, num_queries)
+                    seen_values = _at(values, kv_head, places[start:end], end - start, chunk)
+                    for tile in range(num_tiles):
+                        query = num_queries * tile // num_tiles
+                        after = num_queries * (tile + 1) // num_tiles
                         _add_seen_values(
                             weights[query:after],
-                            chunk[: end - start, :],
+                            seen_values,
                             start,
                             end,
                             stops[query:after],
