@@ -54,7 +54,7 @@ GRID: Mapping[tuple[str, ...], Sequence[tuple[Any, ...]]] = {
     ("token_share_of_target",): [(0.015,), (0.06,)],
     ("draft_call_s", "draft_weight_tokens"): [(0.0, 12.0), (0.0003, 4.0), (0.0003, 36.0)],
     ("round_overhead_s",): [(0.0001,), (0.0006,)],
-    ("stream_overhead_s",): [(0.0,), (0.0004,)],
+    ("stream_overhead_s",): [(-0.0001,), (0.0002,), (0.0004,)],
     ("max_stream_overhead_s",): [(0.0015,), (0.006,)],
     ("stream_overhead_memory",): [(0.25,), (0.75,)],
     ("stream_overhead_weight_samples",): [(2,), (8,)],

@@ -87,10 +87,8 @@ class BadWords:
 
     def completing(self, text: Sequence[int], end: int) -> Iterator[NDArray[np.int64]]:
         """Yields the ids that complete a word after `text[:end]`."""
-        first, after = (
-            0,
-            len(self._lasts),
-        )  # of the words whose last ids are the text's, so many as were compared
+        # Words from `first` to `after` have the text's last ids, so many as were compared.
+        first, after = 0, len(self._lasts)
         for depth in count():
 
             def next_id(word: int, depth: int = depth) -> int:

@@ -50,9 +50,8 @@ def run(
     # NO_COLOR is no setting of ours but a convention of terminals (no-color.org).
     has_colour = not os.environ.get("NO_COLOR")
     events = session.generate()
-    ends = (
-        contextlib.nullcontext() if is_live else contextlib.closing(events)
-    )  # a thread makes the live view's
+    # A thread makes the live view's events, and only it could close them.
+    ends = contextlib.nullcontext() if is_live else contextlib.closing(events)
     with _cancel_on_signal(session, is_live) as received, ends:
         try:
             if is_json:

@@ -108,12 +108,8 @@ class RoundCosts:
     def learned(self) -> EarlierCosts:
         """Returns what the next sequence begins with. A draft, a link and an edge are known by rounds; of a streamed
         token the next sequence's time counts as much as all before it."""
-        earlier, stream_s, edge_s = (
-            self.earlier,
-            self.measured_stream_overhead_s,
-            self.measured_round_overhead_s,
-        )
-        memory = SETTINGS.stream_overhead_memory
+        earlier, memory = self.earlier, SETTINGS.stream_overhead_memory
+        edge_s, stream_s = self.measured_round_overhead_s, self.measured_stream_overhead_s
         if stream_s is None:
             stream_s = earlier.stream_overhead_s
         else:

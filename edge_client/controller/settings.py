@@ -73,11 +73,11 @@ class ControllerSettings:
     # A draft's time whatever its length, and the weight of that assumption. Medians of real drafts.
     draft_call_s: float = 0.0003
     draft_weight_tokens: float = 12.0
-    round_overhead_s: float = 0.0003  # the edge's own time for a round, before it was measured
+    round_overhead_s: float = 0.0002  # the edge's own time for a round, before it was measured
     # A streamed token's time beyond the verifier's step: before it was measured; at most, so that a busy moment does
     # not keep later sequences from streaming; how much of a sequence's value the next one's counts; and the number of
     # samples of the present stream that earlier sequences' value counts as.
-    stream_overhead_s: float = 0.0002
+    stream_overhead_s: float = 0.0
     max_stream_overhead_s: float = 0.003
     min_stream_share: float = 0.5  # a streamed token's time : the step's of one token, at least. By hand
     stream_overhead_memory: float = 0.5

@@ -15,9 +15,8 @@ from outrider.kernels.host.compiler import jit
 PANEL = 16  # columns
 HAS_AVX512 = bool(get_host_cpu_features().get("avx512f"))  # and so 32 registers, of AVX2's 16
 _LANES = 16 if HAS_AVX512 else 8  # of a register
-TILE = (
-    8 if HAS_AVX512 else 6
-)  # rows that share what is read of a panel: 12 of AVX2's registers are for their sums
+# Rows that share what is read of a panel: of AVX2's registers twelve are for their sums.
+TILE = 8 if HAS_AVX512 else 6
 # Panels that are read together: the sums of a single one would wait for one another where rows are few. With more of
 # AVX-512's registers for sums than 16, LLVM keeps some of the sums of 10 and 11 rows in memory, as it unrolls the loop.
 MOST_PANELS = 4
