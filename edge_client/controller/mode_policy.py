@@ -85,6 +85,11 @@ class ModePolicy:
         self._is_prepared = False  # for the first decision
 
     @property
+    def may_stream(self) -> bool:
+        """Returns whether the target's own stream is among the modes."""
+        return _STREAM in self._modes
+
+    @property
     def posterior(self) -> AcceptancePosterior:
         """Returns the posterior of the acceptance rate, which may start from a prior."""
         return self.conditions.acceptance.posterior

@@ -52,6 +52,11 @@ class RoundWindow:
         self._resize()
 
     @property
+    def may_stream(self) -> bool:
+        """Returns whether the policy may choose the target's own stream."""
+        return self.policy is not None and self.policy.may_stream
+
+    @property
     def is_branching(self) -> bool:
         """Returns whether speculative branches are to be sent now."""
         return self.may_branch and self.size > 1

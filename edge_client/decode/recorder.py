@@ -35,9 +35,7 @@ class Recorder:
         self._trees = trees  # with `--tree auto`
         self._unobserved: list[RoundRecord] = []
         # The first rounds are planned at once, however short they are.
-        self._plans_at_once = conditions is None or (
-            conditions.acceptance.is_copied and window.policy is not None
-        )
+        self._plans_at_once = conditions is None or (conditions.acceptance.is_copied and window.may_stream)
 
     def started(self, now_s: float) -> None:
         """Notes the beginning."""
@@ -55,7 +53,7 @@ class Recorder:
     def record(self, record: RoundRecord) -> None:
         """Adds a round's record, which policies see with `observe`, while the next round is in flight. Each of the
         first ones may change the plan: at once where a plan takes a small part of a round, as without conditions it
-        does, or where the mode may change and drafts are copies, which are right for long or not at all."""
+        does, or where the target may stream and drafts are copies, which are right for long or not at all."""
         self.stats.rounds.append(record)
         self._unobserved.append(record)
         if self._is_dense and (self._plans_at_once or not _is_short(record)):

@@ -50,7 +50,7 @@ def test_short_rounds_are_planned_several_at_a_time_and_long_ones_each() -> None
 
 
 @pytest.mark.parametrize(
-    "rtt_ms, is_copied, has_modes, is_at_once",
+    "rtt_ms, is_copied, may_stream, is_at_once",
     [
         (5.0, False, True, False),
         (60.0, False, False, True),
@@ -60,11 +60,12 @@ def test_short_rounds_are_planned_several_at_a_time_and_long_ones_each() -> None
     ],
 )
 def test_the_first_rounds_are_planned_each_and_short_ones_while_the_next_is_in_flight(
-    rtt_ms: float, is_copied: bool, has_modes: bool, is_at_once: bool
+    rtt_ms: float, is_copied: bool, may_stream: bool, is_at_once: bool
 ) -> None:
     seen: Any = Seen()
     conditions = Conditions(is_copied=is_copied)
-    policy = ModePolicy(CHOOSABLE_MODES, conditions=conditions) if has_modes else None
+    modes = CHOOSABLE_MODES if may_stream else CHOOSABLE_MODES[:2]
+    policy = ModePolicy(modes, conditions=conditions)
     recorder = Recorder(seen, RoundWindow(policy=policy), conditions)
     for number in range(1, SETTINGS.dense_rounds + 1):
         recorder.record(RoundRecord(number, 4, 2, rtt_ms=rtt_ms))
