@@ -81,7 +81,7 @@ def test_a_request_does_without_where_it_says_so_or_has_no_place_for_it(
 
 
 def test_a_request_may_have_a_gate_of_its_own(asked: openai.OpenAI, client: openai.OpenAI) -> None:
-    text, own = complete(client, gate="stop", gate_margin=0.3, gate_rules=["digits"])
+    text, own = complete(client, mode="speculative", gate="stop", gate_margin=0.3, gate_rules=["digits"])
     assert own["gate"] == "stop" and own["exact"] is True and own["num_escalations"] > 0
     assert text == complete(client)[0]
     _, own = complete(asked, gate_entropy=0)
