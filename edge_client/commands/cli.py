@@ -20,8 +20,8 @@ from outrider.edge_client.commands import datastore, learned
 from outrider.edge_client.commands.parser import VERBS, import_verb, make_parser
 from outrider.edge_client.config.flags import grammar_texts, load_run_config
 
-# Of a write that fails, standard output's most likely, which names no file.
-_FAILED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+# Only of writes; one to standard output names no file.
+_FAILED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Terminated(BaseException):

@@ -125,21 +125,16 @@ class RoundCosts:
     @property
     def is_known(self) -> bool:
         """Returns whether draft, link and verifier were observed, by this sequence or an earlier one."""
-        return self.has_draft and self._has_link and self._has_verifier
+        has_link = self._rtts_s or self.earlier.rtt_s is not None
+        has_verifier = (
+            self._num_rounds or self._targets_s or self._opening_s is not None or self._stated is not None
+        )
+        return self.has_draft and bool(has_link) and bool(has_verifier)
 
     @property
     def has_draft(self) -> bool:
         """Returns whether the time of a drafted token was observed."""
         return self._drafts.recent.has_any or self.earlier.draft_line is not None
-
-    @property
-    def _has_link(self) -> bool:
-        return bool(self._rtts_s) or self.earlier.rtt_s is not None
-
-    @property
-    def _has_verifier(self) -> bool:
-        has_observed = self._num_rounds or self._targets_s or self._opening_s is not None
-        return bool(has_observed) or self._stated is not None
 
     def observe(self, record: RoundRecord) -> None:
         """Adds an answered round.
@@ -241,7 +236,9 @@ class RoundCosts:
             return earlier_s
         recent_s, alone_s = statistics.median(self._rtts_s), self.measured_rtt_s
         if alone_s is None:
-            alone_s = self._max_work_s or recent_s if earlier_s is None else earlier_s
+            alone_s = earlier_s
+        if alone_s is None:
+            alone_s = self._max_work_s or recent_s
         return min(recent_s, max(alone_s, recent_s - most_late_s))
 
     @property

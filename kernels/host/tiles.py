@@ -21,6 +21,9 @@ TILE = 8 if HAS_AVX512 else 6
 # AVX-512's registers for sums than 16, LLVM keeps some of the sums of 10 and 11 rows in memory, as it unrolls the loop.
 MOST_PANELS = 4
 _MOST_SUMS = 16 if HAS_AVX512 else 4  # panels times rows, of several panels
+_PANELS = tuple(
+    max(1, min(MOST_PANELS, _MOST_SUMS // rows)) for rows in range(1, TILE + 1)
+)  # for one row, two, ...
 # Numbers by which a matrix of uint16 is read ahead, also across pages, where the processor stops by itself. Of matrices
 # that no cache holds, 5 rows of 640 inputs take 187, 170, 117 and 142 us with 0, 512, 1,024 and 2,048 (Zen 3). All of
 # the embedded target's, which Zen 5's last cache holds, take 0.89, 0.81, 0.71 and 0.65 ms for 5 rows with 1,024, 2,048,
@@ -44,14 +47,14 @@ def add_product(rows: Any, matrix: Any, sums: Any) -> None:
     upper halves of float32, bfloat16, and is read from memory ahead of its use. A product and its addition are rounded
     once where the processor can (FMA).
     """
-    width = max(1, min(MOST_PANELS, _MOST_SUMS // rows.shape[0])) * PANEL
+    width = _PANELS[rows.shape[0] - 1] * PANEL
     for left in range(0, matrix.shape[1], width):
         _add_tile(rows, matrix[:, left : left + width], sums[:, left:])
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _add_tile(_: Any, rows: Any, matrix: Any, sums: Any) -> Any:
-    """Adds the product with as many panels as `add_product` reads together, at most.
+    """Adds the product with at most `_PANELS` panels.
 
     For each number of rows and panels there is a loop whose sums stay in registers; numba's arrays would not.
     """
@@ -62,8 +65,8 @@ def _add_tile(_: Any, rows: Any, matrix: Any, sums: Any) -> Any:
         num_panels = builder.sdiv(builder.extract_value(arrays[1].shape, 1), _INDEX(PANEL))
         done = builder.append_basic_block("done")
         choice = builder.switch(builder.add(builder.mul(num_rows, _INDEX(MOST_PANELS)), num_panels), done)
-        for rows_ in range(1, TILE + 1):
-            for panels in range(1, max(1, min(MOST_PANELS, _MOST_SUMS // rows_)) + 1):
+        for rows_, most_panels in enumerate(_PANELS, start=1):
+            for panels in range(1, most_panels + 1):
                 block = builder.append_basic_block(f"rows_{rows_}_panels_{panels}")
                 choice.add_case(_INDEX(rows_ * MOST_PANELS + panels), block)
                 builder.position_at_end(block)
