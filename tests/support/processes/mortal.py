@@ -9,13 +9,17 @@ from pathlib import Path
 from support.calls import PATIENCE_S
 from support.processes.forked import start_verifier
 
+# So slow that a streamed text of 400 tokens takes 1.6 s: where others keep the processors busy, an edge that is not
+# run for a while would else find all of it on the way when it kills the verifier.
+_FLAGS = ("--min-forward-ms", "4")
+
 
 class MortalVerifier:
     """One process after the other on one address; the last one serves the next test too."""
 
     def __init__(self, target: Path) -> None:
         self._target = self._serves = target
-        self._process = start_verifier(target=target)
+        self._process = start_verifier(*_FLAGS, target=target)
         self.address = self._process.address
         self.num_deaths = 0
         self._thread: threading.Thread | None = None
@@ -47,7 +51,7 @@ class MortalVerifier:
     def _start(self, target: Path, after: threading.Event | None = None) -> None:
         if after is not None:
             after.wait(PATIENCE_S)
-        self._process, self._serves = start_verifier(target=target, listen=self.address), target
+        self._process, self._serves = start_verifier(*_FLAGS, target=target, listen=self.address), target
 
     def wait_until_back(self) -> None:
         """Returns once the process that was last started serves."""
