@@ -27,6 +27,7 @@ from outrider.common.config.units import parse_size
 from outrider.common.errors import ModelError, OutriderError, UsageError
 from outrider.common.printable import one_line
 from outrider.common.process.extras import needs_extra
+from outrider.common.process.outputs import replace_closed_outputs, tell_failed_write
 from outrider.common.process.version import own_version
 
 if TYPE_CHECKING:
@@ -39,15 +40,23 @@ log = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, 1 (failed), 2 (used wrongly), 130 (interrupted while starting)."""
+    replace_closed_outputs()
     namespace = _make_parser().parse_args(arguments)
     try:
         with needs_extra("cloud", namespace.verb):
-            return _dispatch(namespace)
+            status = _dispatch(namespace)
+        sys.stdout.flush()  # where what cannot be written is still told
+        return status
     except OutriderError as error:
         print(f"cloud-verifier: {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
+    except OSError as error:
+        failed = tell_failed_write(error, "cloud-verifier")
+        if failed is None:
+            raise
+        return failed
 
 
 def _dispatch(namespace: argparse.Namespace) -> int:

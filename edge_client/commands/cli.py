@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import json
-import os
 import signal
 import sys
 import threading
@@ -16,12 +14,10 @@ from outrider.common.config.loader import with_values
 from outrider.common.errors import EXIT_SIGNALLED, OutriderError
 from outrider.common.printable import one_line
 from outrider.common.process.extras import needs_extra
+from outrider.common.process.outputs import replace_closed_outputs, tell_failed_write
 from outrider.edge_client.commands import datastore, learned
 from outrider.edge_client.commands.parser import VERBS, import_verb, make_parser
 from outrider.edge_client.config.flags import grammar_texts, load_run_config
-
-# Only of writes; one to standard output names no file.
-_FAILED_WRITES = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _Terminated(BaseException):
@@ -32,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, one of `outrider.common.errors`, or 130 after Ctrl-C. With `--json`, what
     ends a command early is printed as an object too, also SIGTERM (143)."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    _replace_closed_outputs()
+    replace_closed_outputs()
     try:
         with _raising_terminated() if "--json" in arguments else contextlib.nullcontext():
             namespace = make_parser(arguments).parse_args(arguments)
@@ -49,16 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _signalled(arguments, "interrupted", signal.SIGINT)
     except _Terminated:
         return _signalled(arguments, "terminated", signal.SIGTERM)
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has gone, and a message would fail as well
-        return 141
     except OSError as error:
-        if error.filename is not None or error.errno not in _FAILED_WRITES:
+        failed = tell_failed_write(error, "edge-client")
+        if failed is None:
             _report(arguments, repr(error), 1)
             raise
-        print(f"edge-client: cannot write the output: {error.strerror}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is held back could not be written either
-        return 1
+        return failed
     except SystemExit as stop:  # of the parser, after --help too
         if stop.code:
             _report(arguments, str(stop.__cause__), 2)
@@ -66,13 +58,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:  # a bug, whose trace follows
         _report(arguments, repr(error), 1)
         raise
-
-
-def _replace_closed_outputs() -> None:
-    """Lets what is printed to an output that was closed before the start go nowhere."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # as long as the process
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ files, so the folder is named by a hash over all kernel sources and the versions
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -41,19 +42,34 @@ def jit(signature: Any = None, **options: Any) -> Callable[[Function], Function]
     """
 
     def decorate(function: Function) -> Function:
-        with _LOCK:
-            folder = _cache_folder() if signature is not None else None
-            configured = config.CACHE_DIR
-            config.CACHE_DIR = str(folder or configured)
-            try:
-                compile_it = numba.njit(
-                    signature, nogil=True, error_model="numpy", cache=folder is not None, **options
-                )
-                return cast(Function, compile_it(function))
-            finally:
-                config.CACHE_DIR = configured
+        with _kept(signature is not None) as is_kept:
+            compile_it = numba.njit(signature, nogil=True, error_model="numpy", cache=is_kept, **options)
+            return cast(Function, compile_it(function))
 
     return decorate
+
+
+def c_function(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Returns a decorator that compiles a function, or loads it from disk, for callers in C: it is at its `address`."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        with _kept(True) as is_kept:
+            return numba.cfunc(signature, nopython=True, error_model="numpy", cache=is_kept)(function)
+
+    return decorate
+
+
+@contextlib.contextmanager
+def _kept(is_asked: bool) -> Iterator[bool]:
+    """What numba compiles within is kept on disk where that is asked and possible; yields whether it is."""
+    with _LOCK:
+        folder = _cache_folder() if is_asked else None
+        configured = config.CACHE_DIR
+        config.CACHE_DIR = str(folder or configured)
+        try:
+            yield folder is not None
+        finally:
+            config.CACHE_DIR = configured
 
 
 @functools.cache

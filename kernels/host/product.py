@@ -1,14 +1,15 @@
-"""The product of some rows with a matrix, by one thread and as fast as memory is read, with a library's bits."""
+"""The product of some rows with a matrix, as fast as memory is read, with a library's bits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numba import types
+from numba import carray, types
 from numpy.typing import NDArray
 
-from outrider.kernels.host.compiler import jit
+from outrider.kernels.host.compiler import c_function, jit
+from outrider.kernels.host.threads import CALL, Run, pointer, take
 from outrider.kernels.host.tiles import HAS_AVX512, PANEL, TILE, add_product
 
 # Inputs that oneDNN sums by themselves: by the processor and by how many there are.
@@ -45,6 +46,26 @@ def _fill_panels(weight: Any, panels: Any) -> None:
                 mine[i, j] = weight[first + j, i] if first + j < num_outputs else 0
 
 
+@jit()
+def _multiply_panel(rows: Any, panels: Any, panel: Any, span: Any, out: Any, sums: Any) -> None:
+    """Writes the outputs of one panel; `sums` [TILE, WIDTH] is anything."""
+    num_rows, num_inputs = rows.shape
+    left = panel * WIDTH
+    width = min(WIDTH, out.shape[1] - left)
+    num_tiles = (num_rows + TILE - 1) // TILE
+    for start in range(0, num_inputs, span):
+        stop = min(start + span, num_inputs)
+        for tile in range(num_tiles):
+            first = num_rows * tile // num_tiles
+            count = num_rows * (tile + 1) // num_tiles - first
+            sums[:] = 0
+            add_product(rows[first : first + count, start:stop], panels[panel, start:stop], sums)
+            for row in range(count):
+                mine = out[first + row]
+                for j in range(width):
+                    mine[left + j] = sums[row, j] if start == 0 else mine[left + j] + sums[row, j]
+
+
 @jit([types.void(_MATRIX, kind, types.int64, _MATRIX) for kind in (_PANELS, _HALF_PANELS)])
 def multiply_rows(rows: Any, panels: Any, span: Any, out: Any) -> None:
     """Writes rows [n, in] times the weight in panels [⌈out / WIDTH⌉, in, WIDTH] to out [n, out].
@@ -53,21 +74,44 @@ def multiply_rows(rows: Any, panels: Any, span: Any, out: Any) -> None:
     `span` of these from zero; then the sums of spans are added. Each product and addition are rounded once together
     where the processor can (FMA). The weight is read from memory once for all rows.
     """
-    num_rows, num_inputs = rows.shape
-    num_outputs = out.shape[1]
-    num_tiles = (num_rows + TILE - 1) // TILE
     sums = np.empty((TILE, WIDTH), np.float32)
     for panel in range(panels.shape[0]):
-        left = panel * WIDTH
-        width = min(WIDTH, num_outputs - left)
-        for start in range(0, num_inputs, span):
-            stop = min(start + span, num_inputs)
-            for tile in range(num_tiles):
-                first = num_rows * tile // num_tiles
-                count = num_rows * (tile + 1) // num_tiles - first
-                sums[:] = 0
-                add_product(rows[first : first + count, start:stop], panels[panel, start:stop], sums)
-                for row in range(count):
-                    mine = out[first + row]
-                    for j in range(width):
-                        mine[left + j] = sums[row, j] if start == 0 else mine[left + j] + sums[row, j]
+        _multiply_panel(rows, panels, panel, span, out, sums)
+
+
+def multiply_rows_together(
+    run: Run,
+    num_threads: int,
+    rows: NDArray[np.float32],
+    panels: NDArray[np.float32] | NDArray[np.uint16],
+    span: int,
+    out: NDArray[np.float32],
+) -> None:
+    """Does what `multiply_rows` does, with so many threads of a runtime (`threads.find_runtime`): each takes the next
+    panel. All arrays are contiguous."""
+    places = (each.ctypes.data for each in (rows, panels, out))
+    share = _multiply_halves if panels.dtype == np.uint16 else _multiply_share
+    call = np.array((0, *places, *rows.shape, out.shape[1], span), np.int64)
+    run(share.address, call.ctypes.data, num_threads, 0)
+
+
+def _shared(kind: Any) -> Any:
+    """Returns the function in C that each thread calls, for panels of this kind."""
+
+    @c_function(types.void(CALL))
+    def multiply_share(call: Any) -> None:
+        num_rows, num_inputs, num_outputs, span = call[4], call[5], call[6], call[7]
+        num_panels = (num_outputs + WIDTH - 1) // WIDTH
+        rows = carray(pointer(call[1]), (num_rows, num_inputs), np.float32)
+        panels = carray(pointer(call[2]), (num_panels, num_inputs, WIDTH), kind)
+        out = carray(pointer(call[3]), (num_rows, num_outputs), np.float32)
+        sums = np.empty((TILE, WIDTH), np.float32)
+        panel = take(call, 0)
+        while panel < num_panels:
+            _multiply_panel(rows, panels, panel, span, out, sums)
+            panel = take(call, 0)
+
+    return multiply_share
+
+
+_multiply_share, _multiply_halves = _shared(np.float32), _shared(np.uint16)

@@ -10,6 +10,7 @@ reads half the bytes: five rows of the embedded target take half the time that t
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +25,7 @@ from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, Produ
 logger = logging.getLogger(__name__)
 
 TIMED_ROWS = (1, 8, 12, 16)  # for which our kernel's time is compared with the library's
+TIMED_SHARED_ROWS = (24, 40, 64)  # the same with all threads
 # For which its bits are compared, and for which it is used beside one thread of the library, where it is clearly faster
 # at 16.
 MANY_ROWS = 64
@@ -42,31 +44,43 @@ Matrix = NDArray[np.float32]
 Panels = NDArray[np.float32] | NDArray[np.uint16]  # a weight as our kernel reads it
 # Of rows [n, in], a weight, the inputs that are summed by themselves, and what is written, [n, out].
 Multiply = Callable[[Matrix, Panels, int, Matrix], None]
+Together = Callable[[int, Matrix, Panels, int, Matrix], None]  # the same, first how many threads
 Runs = Sequence[tuple[Product, torch.Tensor]]
+ByOwn = Callable[["PackedLinear", torch.Tensor], torch.Tensor]
 
 
 class OwnKernel:
-    """Says for how many rows the matrices of a decoder are multiplied by our kernel: `most_rows`, at first none."""
+    """Says for how many rows the matrices of a decoder are multiplied by our kernel, at first for none: by one thread
+    for up to `most_rows`, by all for up to `most_shared_rows`."""
 
     def __init__(self) -> None:
-        self.most_rows = 0
+        self.most_rows = self.most_shared_rows = 0
         self.multiply: Multiply | None = None
+        self.multiply_together: Together | None = None
         self.to_panels: Callable[[Matrix], Panels] | None = None
         self.spans: dict[tuple[int, int], int] = {}  # by inputs and outputs of a matrix
 
     def load(self, products: Sequence[PackedLinear], kinds: Iterable[MatrixKind]) -> None:
         """Sets `most_rows` for these products, which are of these kinds."""
         try:
-            from outrider.kernels.host.product import SPANS, multiply_rows, to_panels
+            from outrider.kernels.host.product import SPANS, multiply_rows, multiply_rows_together, to_panels
+            from outrider.kernels.host.threads import find_runtime
         except Exception as error:  # no numba, one that does not fit numpy, a machine it cannot compile for
             logger.debug("rows are multiplied by the library alone: %s", error)
             return
         self.multiply, self.to_panels = multiply_rows, to_panels
         if all(self._find_span(kind, SPANS) for kind in kinds):
             self.most_rows = _most_fast_rows(products)
+            runtime = find_runtime()
+            if runtime is not None and torch.get_num_threads() > 1:
+                self.multiply_together = functools.partial(multiply_rows_together, runtime)
+                self.most_shared_rows = _most_fast_shared_rows(products)
+        most = max(self.most_rows, self.most_shared_rows)
         for product in products:
-            product.settle(is_doubled=self.most_rows > 0)
-        logger.debug("up to %d rows are multiplied by our kernel", self.most_rows)
+            product.settle(is_doubled=most > 0)
+        logger.debug(
+            "up to %d rows are multiplied by our kernel, up to %d by one thread", most, self.most_rows
+        )
 
     def _find_span(self, kind: MatrixKind, spans: Sequence[int]) -> bool:
         """Returns whether rows have the bits that the library gives to many, and notes the span with which they do."""
@@ -104,20 +118,32 @@ class PackedLinear:
             self._panels = self._own.to_panels(self._packed.to_dense().numpy())
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        is_few = 0 < x.shape[0] <= self._own.most_rows
-        return self.by_own_kernel(x) if is_few else self.by_library(x)
+        num_rows = x.shape[0]
+        if 0 < num_rows <= self._own.most_rows:
+            return self.by_own_kernel(x)
+        return self.by_all_threads(x) if 0 < num_rows <= self._own.most_shared_rows else self.by_library(x)
 
     def by_library(self, x: torch.Tensor) -> torch.Tensor:
         out: torch.Tensor = self._pointwise(x, self._packed, self._bias, "none", [], "")
         return out
 
     def by_own_kernel(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the product by our kernel and one thread."""
+        assert self._own.multiply is not None
+        return self._by_own(x, self._own.multiply)
+
+    def by_all_threads(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the product by our kernel and as many threads as the library has."""
+        assert self._own.multiply_together is not None
+        return self._by_own(x, functools.partial(self._own.multiply_together, torch.get_num_threads()))
+
+    def _by_own(self, x: torch.Tensor, multiply: Multiply) -> torch.Tensor:
         if self._panels is None:
             self.settle(is_doubled=True)
-        assert self._panels is not None and self._own.multiply is not None
+        assert self._panels is not None
         out = np.empty((x.shape[0], self.num_outputs), np.float32)
         span = self._own.spans[self.num_inputs, self.num_outputs]
-        self._own.multiply(x.contiguous().numpy(), self._panels, span, out)
+        multiply(x.contiguous().numpy(), self._panels, span, out)
         found = torch.from_numpy(out)
         return found if self._bias is None else found.add_(self._bias)
 
@@ -128,25 +154,36 @@ def _most_fast_rows(products: Sequence[PackedLinear]) -> int:
     for `MANY_ROWS` where the library has one thread and the most that are timed take `FAST_SHARE`. 0: for none."""
     most, share = 0, 0.0
     for num_rows in TIMED_ROWS:
-        rows = {each.num_inputs: torch.ones(num_rows, each.num_inputs) for each in products}
-        own = [(each.by_own_kernel, rows[each.num_inputs]) for each in products]
-        library = [(each.by_library, rows[each.num_inputs]) for each in products]
-        share = _share(own, library)
+        share = _share(products, PackedLinear.by_own_kernel, num_rows, MAX_SHARE)
         if share > MAX_SHARE:
             return most
         most = num_rows
     return MANY_ROWS if torch.get_num_threads() == 1 and share <= FAST_SHARE else most
 
 
-def _share(own: Runs, library: Runs) -> float:
-    """Returns the time of the first : the second's. Others may run on these cores: so each product's least time counts,
-    and more than `MAX_SHARE` is measured again."""
+@torch.inference_mode()
+def _most_fast_shared_rows(products: Sequence[PackedLinear]) -> int:
+    """Returns for how many rows our kernel is used with all threads: for as many as take no longer than the library."""
+    most = 0
+    for num_rows in TIMED_SHARED_ROWS:
+        if _share(products, PackedLinear.by_all_threads, num_rows, 1.0) > 1.0:
+            break
+        most = num_rows
+    return most
+
+
+def _share(products: Sequence[PackedLinear], by_own: ByOwn, num_rows: int, enough: float) -> float:
+    """Returns our kernel's time : the library's. Others may run on these cores: so each product's least time counts,
+    and more than `enough` is measured again."""
+    rows = {each.num_inputs: torch.ones(num_rows, each.num_inputs) for each in products}
+    own = [(functools.partial(by_own, each), rows[each.num_inputs]) for each in products]
+    library = [(each.by_library, rows[each.num_inputs]) for each in products]
     share = np.inf
     own_s = library_s = np.full(len(own), np.inf)
     for turn in range(MAX_TURNS):
         own_s, library_s = np.minimum(own_s, _seconds(own)), np.minimum(library_s, _seconds(library))
         share = own_s.sum() / library_s.sum()
-        if turn + 1 >= MIN_TURNS and share <= MAX_SHARE:
+        if turn + 1 >= MIN_TURNS and share <= enough:
             break
     return float(share)
 

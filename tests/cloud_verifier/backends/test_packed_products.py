@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable
@@ -16,9 +17,22 @@ from outrider.cloud_verifier.backends.base import ForwardItem, Logits, open_sequ
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.products import packed
-from outrider.cloud_verifier.backends.products.packed import MANY_ROWS, TIMED_ROWS, OwnKernel, PackedLinear
+from outrider.cloud_verifier.backends.products.packed import (
+    MANY_ROWS,
+    TIMED_ROWS,
+    TIMED_SHARED_ROWS,
+    OwnKernel,
+    PackedLinear,
+)
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPlan
-from outrider.kernels.host.product import SPANS, TILE, multiply_rows, to_panels
+from outrider.kernels.host.product import (
+    SPANS,
+    TILE,
+    multiply_rows,
+    multiply_rows_together,
+    to_panels,
+)
+from outrider.kernels.host.threads import find_runtime
 
 SPAN = SPANS[0]
 SIZES = [(1, 3), (13, 5), (384, 640), (100, 37), (SPAN, 24), (SPAN + 1, 129), (3 * SPAN + 5, 40)]  # in, out
@@ -44,19 +58,22 @@ def loaded(*products: PackedLinear, own: OwnKernel) -> int:
 
 
 def script_clock(monkeypatch: pytest.MonkeyPatch, shares: dict[int, float]) -> None:
-    """Our kernel takes a share of the library's time, by the number of rows."""
+    """Our kernel takes a share of the library's time, by the number of rows, with all threads 2 where none is said."""
 
     def seconds(runs: Any) -> list[float]:
         product, x = runs[0]
         product(x)
-        return [shares[len(x)] if product.__name__ == "by_own_kernel" else 1.0] * len(runs)
+        if isinstance(product, functools.partial):
+            is_shared = product.func is PackedLinear.by_all_threads
+            return [shares.get(len(x), 2.0) if is_shared else shares[len(x)]] * len(runs)
+        return [1.0] * len(runs)
 
     monkeypatch.setattr(packed, "_seconds", seconds)
 
 
 @pytest.fixture
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    script_clock(monkeypatch, dict.fromkeys(TIMED_ROWS, 0.5))
+    script_clock(monkeypatch, dict.fromkeys((*TIMED_ROWS, *TIMED_SHARED_ROWS), 0.5))
 
 
 @pytest.mark.parametrize("is_bfloat16", [False, True])
@@ -69,6 +86,11 @@ def test_a_row_is_summed_alike_among_any_number_of_rows(size: tuple[int, int], i
     multiply_rows(x.numpy(), panels, SPAN, whole)
     exact = x.double().numpy() @ weight.double().t().numpy()
     assert np.allclose(whole, exact, rtol=1e-4, atol=1e-4)
+    runtime = find_runtime()
+    assert runtime is not None
+    together = np.empty_like(whole)
+    multiply_rows_together(runtime, 2, x.numpy(), panels, SPAN, together)
+    assert np.array_equal(together, whole)
     for first, last in [(3, 3 + count) for count in range(1, TILE + 3)]:
         part = np.full((last - first, size[1]), np.nan, np.float32)
         multiply_rows(x[first:last].numpy(), panels, SPAN, part)
@@ -93,7 +115,11 @@ def test_numbers_of_bfloat16_have_their_bits_in_half_the_memory(size: tuple[int,
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("is_bfloat16", [False, True])
 @pytest.mark.parametrize("size", SIZES)
-def test_few_rows_have_the_bits_of_many(size: tuple[int, int], is_bfloat16: bool, has_bias: bool) -> None:
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_few_rows_have_the_bits_of_many(
+    num_threads: int, size: tuple[int, int], is_bfloat16: bool, has_bias: bool
+) -> None:
+    torch.set_num_threads(num_threads)  # one again after each of these tests
     own = OwnKernel()
     product = PackedLinear(*make_matrix(*size, has_bias=has_bias, is_bfloat16=is_bfloat16), own)
     x = torch.randn((80, size[0]), generator=torch.Generator().manual_seed(2))
@@ -134,7 +160,9 @@ def test_the_library_multiplies_where_our_kernel_has_other_bits_or_cannot_be_com
     def from_the_last(rows: Any, weight: Any, span: int, out: Any) -> None:
         multiply_rows(rows[:, ::-1].copy(), weight[:, ::-1].copy(), span, out)
 
-    changed = types.SimpleNamespace(multiply_rows=from_the_last, to_panels=to_panels, SPANS=SPANS)
+    changed = types.SimpleNamespace(
+        multiply_rows=from_the_last, multiply_rows_together=None, to_panels=to_panels, SPANS=SPANS
+    )
     module = None if kernel == "none" else changed
     monkeypatch.setitem(sys.modules, "outrider.kernels.host.product", module)
     own = OwnKernel()
@@ -145,33 +173,41 @@ def test_the_library_multiplies_where_our_kernel_has_other_bits_or_cannot_be_com
 
 
 @pytest.mark.parametrize(
-    ("shares", "num_threads", "most"),
+    ("shares", "num_threads", "most", "most_shared"),
     [
-        ({1: 1.5}, 1, 0),
-        ({1: 1.3, 8: 1.3, 12: 1.5}, 1, 8),
-        ({1: 0.8, 8: 0.8, 12: 1.1, 16: 1.5}, 1, 12),
-        ({1: 0.8, 8: 0.8, 12: 1.0, 16: 1.1}, 1, 16),
-        ({1: 1.1, 8: 1.0, 12: 0.9, 16: 0.8}, 1, 64),
-        ({1: 1.1, 8: 1.0, 12: 0.9, 16: 0.8}, 2, 16),
+        ({1: 1.5}, 1, 0, 0),
+        ({1: 1.3, 8: 1.3, 12: 1.5}, 1, 8, 0),
+        ({1: 0.8, 8: 0.8, 12: 1.1, 16: 1.5}, 1, 12, 0),
+        ({1: 0.8, 8: 0.8, 12: 1.0, 16: 1.1}, 1, 16, 0),
+        ({1: 1.1, 8: 1.0, 12: 0.9, 16: 0.8}, 1, 64, 0),
+        ({1: 1.1, 8: 1.0, 12: 0.9, 16: 0.8}, 2, 16, 0),
+        ({1: 1.1, 8: 1.0, 12: 0.9, 16: 0.8, 24: 0.9, 40: 1.1}, 2, 16, 24),
+        ({1: 1.1, 8: 1.0, 12: 1.5, 24: 0.9, 40: 0.9, 64: 1.0}, 2, 8, 64),
+        ({1: 1.5, 24: 0.9, 40: 0.9, 64: 1.0}, 2, 0, 64),
     ],
 )
 def test_our_kernel_is_used_for_as_many_rows_as_it_takes_little_longer(
-    shares: dict[int, float], num_threads: int, most: int, monkeypatch: pytest.MonkeyPatch
+    shares: dict[int, float],
+    num_threads: int,
+    most: int,
+    most_shared: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     script_clock(monkeypatch, shares)
-    torch.set_num_threads(num_threads)  # one again after each of these tests
+    torch.set_num_threads(num_threads)
     own = OwnKernel()
     product = PackedLinear(*make_matrix(64, 32, has_bias=False), own)
     monkeypatch.setattr(own, "_find_span", lambda *_: own.spans.setdefault((64, 32), SPAN))
-    assert loaded(product, own=own) == most
-    assert (product._panels is None) == (most == 0), "a copy of the weights is kept that nothing reads"
+    assert loaded(product, own=own) == most and own.most_shared_rows == most_shared
+    is_used = most > 0 or most_shared > 0
+    assert (product._panels is not None) == is_used, "a copy of the weights is kept that nothing reads"
 
 
 def test_a_disturbed_turn_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {"by_own_kernel": [9.0, 9.0, 1.0], "by_library": [1.0, 1.0, 9.0]}
+    times = {True: [9.0, 9.0, 1.0], False: [1.0, 1.0, 9.0]}
 
     def seconds(runs: Any) -> list[float]:
-        mine = times[runs[0][0].__name__]
+        mine = times[isinstance(runs[0][0], functools.partial)]  # ours
         return [mine.pop(0) if len(mine) > 1 else mine[0]]
 
     monkeypatch.setattr(packed, "_seconds", seconds)
