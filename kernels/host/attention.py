@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
+from numba import carray, types
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
 
-from outrider.kernels.host.compiler import jit
+from outrider.kernels.host.compiler import c_function, jit
 from outrider.kernels.host.exp import fill_exps, max_or_nan, sum_up
+from outrider.kernels.host.threads import CALL, Run, pointer, take
 from outrider.kernels.host.tiles import PANEL, TILE, add_product, turn
 
 _QUERIES = 96  # that read the same keys or values: of each row those of all heads with the same KV head
@@ -198,3 +201,53 @@ def attend_rows(
                     answer = out[first + query // num_groups, head + query % num_groups]
                     for d in range(head_dim):
                         answer[d] = sums[query, d] / totals[query]
+
+
+def attend_rows_together(
+    run: Run,
+    num_threads: int,
+    queries: NDArray[np.float32],
+    keys: NDArray[np.float32],
+    values: NDArray[np.float32],
+    slots: NDArray[np.int64],
+    sequences: NDArray[np.int64],
+    window: int,
+    scaling: float,
+    softcap: float,
+    out: NDArray[np.float32],
+) -> None:
+    """Does what `attend_rows` does, with so many threads of a runtime (`threads.find_runtime`): each takes the next
+    sequence. Of the queries a head's numbers are contiguous, of all others everything."""
+    floats = np.array((scaling, softcap), np.float32)
+    arrays = queries, keys, values, slots, sequences, floats, out
+    call = np.array(
+        (
+            0,
+            *(each.ctypes.data for each in arrays),
+            *(*queries.shape, *queries.strides[:2]),
+            *(*keys.shape[:2], slots.size, len(sequences), window),
+        ),
+        np.int64,
+    )
+    run(_attend_share.address, call.ctypes.data, num_threads, 0)
+
+
+@c_function(types.void(CALL))
+def _attend_share(call: Any) -> None:
+    num_rows, num_heads, head_dim, row_bytes, head_bytes = call[8], call[9], call[10], call[11], call[12]
+    num_slots, num_kv_heads, num_places, num_sequences, window = (
+        call[13], call[14], call[15], call[16], call[17],
+    )  # fmt: skip
+    first = carray(pointer(call[1]), (num_rows, num_heads, head_dim), np.float32)
+    queries = as_strided(first, (num_rows, num_heads, head_dim), (row_bytes, head_bytes, 4))
+    keys = carray(pointer(call[2]), (num_slots, num_kv_heads, head_dim), np.float32)
+    values = carray(pointer(call[3]), (num_slots, num_kv_heads, head_dim), np.float32)
+    slots = carray(pointer(call[4]), (num_places,), np.int64)
+    sequences = carray(pointer(call[5]), (num_sequences, 4), np.int64)
+    floats = carray(pointer(call[6]), (2,), np.float32)
+    out = carray(pointer(call[7]), (num_rows, num_heads, head_dim), np.float32)
+    number = take(call, 0)
+    while number < num_sequences:
+        mine = sequences[number : number + 1]
+        attend_rows(queries, keys, values, slots, mine, window, floats[0], floats[1], out)
+        number = take(call, 0)

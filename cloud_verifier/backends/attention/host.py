@@ -6,8 +6,7 @@ of eight rows takes less than padded calls of the library; prefill of a long con
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -16,14 +15,17 @@ from numpy.typing import NDArray
 from outrider.cloud_verifier.backends.attention.packing import PackedSequence
 from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, AttentionRule, PagedAttention
 from outrider.cloud_verifier.backends.attention.tiled import TreeRun, split_tree
-from outrider.kernels.host.attention import attend_rows
+from outrider.kernels.host.attention import attend_rows, attend_rows_together
+from outrider.kernels.host.threads import find_runtime
 from outrider.kernels.kv_pool import KVPool
 
 Part = tuple[int, int, int, int]  # first row, rows, tokens, first slot: see `attend_rows`
-Share = NDArray[np.int64]  # [n, 4]: parts
 
-MIN_SHARED_SCORES = 1 << 15  # of each head that are shared among threads: some 0.5 ms of six heads
-PIECE_ROWS = 32
+# Scores of each head that are shared among threads: some 0.5 ms of six heads where a forward is one thread's so far
+# and the others sleep, and 30 us where they wait actively for its next product.
+MIN_SHARED_SCORES = 1 << 15
+MIN_AWAKE_SCORES = 1 << 11
+PIECE_ROWS = 32  # of a sequence that are one thread's
 
 
 class HostPlanner(AttentionPlanner):
@@ -31,8 +33,8 @@ class HostPlanner(AttentionPlanner):
 
     def __init__(self, block_size: int, num_threads: int) -> None:
         self._offsets = np.arange(block_size)
-        self._num_threads = num_threads
-        self._threads = ThreadPoolExecutor(num_threads, "outrider-attention")
+        self._run = find_runtime()
+        self._num_threads = num_threads if self._run is not None else 1
 
     def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
         parts, slots, num_slots = list[Part](), list[NDArray[np.int64]](), 0
@@ -41,8 +43,12 @@ class HostPlanner(AttentionPlanner):
             parts.append((each.start, each.num_queries, each.length, num_slots))
             slots.append(self._slots(each))
             num_slots += each.length
-        shares = [np.array(share) for share in _shares(parts, self._num_threads)]
-        all_slots = np.concatenate(slots)
+        num_scores = sum(map(_num_scores, parts))
+        if self._num_threads > 1:
+            parts = sorted(
+                (piece for part in parts for piece in _pieces(part)), key=_num_scores, reverse=True
+            )
+        all_parts, all_slots = np.array(parts), np.concatenate(slots)
 
         def attend(
             query: torch.Tensor, key_pool: KVPool, value_pool: KVPool, rule: AttentionRule
@@ -51,29 +57,16 @@ class HostPlanner(AttentionPlanner):
             keys, values = (pool.rows.flatten(0, 1).numpy() for pool in (key_pool, value_pool))
             scaling = queries.shape[2] ** -0.5 if rule.scaling is None else rule.scaling
             out = np.empty(queries.shape, np.float32)
-
-            def run(share: Share) -> None:
-                numbers = rule.window or 0, scaling, rule.softcap or 0.0
-                attend_rows(queries, keys, values, all_slots, share, *numbers, out)
-
-            self._run_all(run, shares)
+            numbers = rule.window or 0, scaling, rule.softcap or 0.0
+            least = MIN_SHARED_SCORES if torch.get_num_threads() == 1 else MIN_AWAKE_SCORES
+            if self._run is None or self._num_threads == 1 or num_scores < least:
+                attend_rows(queries, keys, values, all_slots, all_parts, *numbers, out)
+            else:
+                arrays = queries, keys, values, all_slots, all_parts
+                attend_rows_together(self._run, self._num_threads, *arrays, *numbers, out)
             return torch.from_numpy(out)
 
         return attend
-
-    def _run_all(self, run: Callable[[Share], None], shares: Sequence[Share]) -> None:
-        """Runs every share, each by the next thread that is free. Not halves: the library's threads wait actively for
-        a while after a product, so that one core is less free than another."""
-        waiting = iter(shares)
-
-        def work() -> None:
-            for share in waiting:
-                run(share)
-
-        helpers = [self._threads.submit(work) for _ in range(min(self._num_threads, len(shares)) - 1)]
-        work()
-        for helper in helpers:
-            helper.result()
 
     def _slots(self, sequence: PackedSequence) -> NDArray[np.int64]:
         """Returns the slot of each of a sequence's tokens."""
@@ -82,14 +75,6 @@ class HostPlanner(AttentionPlanner):
         if isinstance(sequence, TreeRun):
             slots[sequence.path_start :] = sequence.path_slots[: sequence.length - sequence.path_start]
         return slots
-
-
-def _shares(parts: Sequence[Part], num_threads: int) -> list[list[Part]]:
-    """Returns the parts, in several shares where that is worth it: single pieces of them, the largest first."""
-    if num_threads == 1 or sum(map(_num_scores, parts)) < MIN_SHARED_SCORES:
-        return [list(parts)]
-    pieces = sorted((piece for part in parts for piece in _pieces(part)), key=_num_scores, reverse=True)
-    return [[piece] for piece in pieces]
 
 
 def _num_scores(part: Part) -> int:
