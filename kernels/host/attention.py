@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from outrider.kernels.host.compiler import c_function, jit
 from outrider.kernels.host.exp import fill_exps, max_or_nan, sum_up
-from outrider.kernels.host.threads import CALL, Run, pointer, take
+from outrider.kernels.host.threads import CALL, Helpers, pointer, take
 from outrider.kernels.host.tiles import PANEL, TILE, add_product, turn
 
 _QUERIES = 96  # that read the same keys or values: of each row those of all heads with the same KV head
@@ -204,8 +204,7 @@ def attend_rows(
 
 
 def attend_rows_together(
-    run: Run,
-    num_threads: int,
+    helpers: Helpers,
     queries: NDArray[np.float32],
     keys: NDArray[np.float32],
     values: NDArray[np.float32],
@@ -216,8 +215,8 @@ def attend_rows_together(
     softcap: float,
     out: NDArray[np.float32],
 ) -> None:
-    """Does what `attend_rows` does, with so many threads of a runtime (`threads.find_runtime`): each takes the next
-    sequence. Of the queries a head's numbers are contiguous, of all others everything."""
+    """Does what `attend_rows` does, with the help of other threads: each takes the next sequence. Of the queries a
+    head's numbers are contiguous, of all others everything."""
     floats = np.array((scaling, softcap), np.float32)
     arrays = queries, keys, values, slots, sequences, floats, out
     call = np.array(
@@ -229,7 +228,7 @@ def attend_rows_together(
         ),
         np.int64,
     )
-    run(_attend_share.address, call.ctypes.data, num_threads, 0)
+    helpers.run(_attend_share.address, call.ctypes.data)
 
 
 @c_function(types.void(CALL))
@@ -246,8 +245,8 @@ def _attend_share(call: Any) -> None:
     sequences = carray(pointer(call[5]), (num_sequences, 4), np.int64)
     floats = carray(pointer(call[6]), (2,), np.float32)
     out = carray(pointer(call[7]), (num_rows, num_heads, head_dim), np.float32)
-    number = take(call, 0)
+    number = take(call)
     while number < num_sequences:
         mine = sequences[number : number + 1]
         attend_rows(queries, keys, values, slots, mine, window, floats[0], floats[1], out)
-        number = take(call, 0)
+        number = take(call)

@@ -9,7 +9,7 @@ from numba import carray, types
 from numpy.typing import NDArray
 
 from outrider.kernels.host.compiler import c_function, jit
-from outrider.kernels.host.threads import CALL, Run, pointer, take
+from outrider.kernels.host.threads import CALL, Helpers, pointer, take
 from outrider.kernels.host.tiles import HAS_AVX512, PANEL, TILE, add_product
 
 # Inputs that oneDNN sums by themselves: by the processor and by how many there are.
@@ -20,7 +20,7 @@ _PANELS, _HALF_PANELS = types.float32[:, :, ::1], types.uint16[:, :, ::1]
 
 
 def to_panels(weight: NDArray[np.float32]) -> NDArray[np.float32] | NDArray[np.uint16]:
-    """Returns a weight [out, in] in panels [⌈out / WIDTH⌉, in, WIDTH], as `multiply_rows` reads it: of a weight whose
+    """Returns a weight [out, in] in panels [⌈out / WIDTH⌉, in, WIDTH], as `PanelProduct` reads it: of a weight whose
     numbers are all of bfloat16 the upper halves alone, which are read from memory in half the time."""
     num_outputs, num_inputs = weight.shape
     shape = -(-num_outputs // WIDTH), num_inputs, WIDTH
@@ -66,37 +66,32 @@ def _multiply_panel(rows: Any, panels: Any, panel: Any, span: Any, out: Any, sum
                     mine[left + j] = sums[row, j] if start == 0 else mine[left + j] + sums[row, j]
 
 
-@jit([types.void(_MATRIX, kind, types.int64, _MATRIX) for kind in (_PANELS, _HALF_PANELS)])
-def multiply_rows(rows: Any, panels: Any, span: Any, out: Any) -> None:
-    """Writes rows [n, in] times the weight in panels [⌈out / WIDTH⌉, in, WIDTH] to out [n, out].
+class PanelProduct:
+    """The product with one weight [out, in]. Not thread-safe."""
 
-    A row's numbers do not depend on `n`: products are added one after another, in the order of the inputs, for each
-    `span` of these from zero; then the sums of spans are added. Each product and addition are rounded once together
-    where the processor can (FMA). The weight is read from memory once for all rows.
-    """
-    sums = np.empty((TILE, WIDTH), np.float32)
-    for panel in range(panels.shape[0]):
-        _multiply_panel(rows, panels, panel, span, out, sums)
+    def __init__(self, weight: NDArray[np.float32], span: int) -> None:
+        """Products of every `span` inputs are summed by themselves."""
+        self._panels = panels = to_panels(weight)  # as long as their address is used
+        is_half = panels.dtype == np.uint16
+        self._function_at = (_multiply_halves if is_half else _multiply_share).address
+        self._call = np.array((0, 0, panels.ctypes.data, 0, 0, *weight.shape[::-1], span), np.int64)
+        self._call_at = self._call.ctypes.data
 
+    def multiply(self, rows_at: int, num_rows: int, out_at: int, helpers: Helpers) -> None:
+        """Writes rows [n, in] times the weight to out [n, out]: float32 and contiguous, given by their addresses.
 
-def multiply_rows_together(
-    run: Run,
-    num_threads: int,
-    rows: NDArray[np.float32],
-    panels: NDArray[np.float32] | NDArray[np.uint16],
-    span: int,
-    out: NDArray[np.float32],
-) -> None:
-    """Does what `multiply_rows` does, with so many threads of a runtime (`threads.find_runtime`): each takes the next
-    panel. All arrays are contiguous."""
-    places = (each.ctypes.data for each in (rows, panels, out))
-    share = _multiply_halves if panels.dtype == np.uint16 else _multiply_share
-    call = np.array((0, *places, *rows.shape, out.shape[1], span), np.int64)
-    run(share.address, call.ctypes.data, num_threads, 0)
+        A row's numbers do not depend on `n`, nor on who helps: products are added one after another, in the order of
+        the inputs, for each span of these from zero; then the sums of spans are added. Each product and addition are
+        rounded once together where the processor can (FMA). The weight is read from memory once for all rows.
+        """
+        call = self._call
+        call[0], call[1], call[3], call[4] = 0, rows_at, out_at, num_rows
+        helpers.run(self._function_at, self._call_at)
 
 
 def _shared(kind: Any) -> Any:
-    """Returns the function in C that each thread calls, for panels of this kind."""
+    """Returns the function in C that each thread calls, for panels of this kind: it multiplies the next panel, until
+    there are no more."""
 
     @c_function(types.void(CALL))
     def multiply_share(call: Any) -> None:
@@ -106,10 +101,10 @@ def _shared(kind: Any) -> Any:
         panels = carray(pointer(call[2]), (num_panels, num_inputs, WIDTH), kind)
         out = carray(pointer(call[3]), (num_rows, num_outputs), np.float32)
         sums = np.empty((TILE, WIDTH), np.float32)
-        panel = take(call, 0)
+        panel = take(call)
         while panel < num_panels:
             _multiply_panel(rows, panels, panel, span, out, sums)
-            panel = take(call, 0)
+            panel = take(call)
 
     return multiply_share
 

@@ -1,44 +1,129 @@
-"""Several threads for one compiled function: those of the OpenMP runtime that torch multiplies with.
+"""Threads that help the one that calls a compiled function, each as long as a core is free for it.
 
-They wait actively between its products, so that a function on other threads would compete with them for the cores.
+An OpenMP runtime waits for all of its threads at the end of every product, also for one that has not begun because the
+core is in use: milliseconds, where the product takes microseconds. Here a thread is waited for only while it computes.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
-from collections.abc import Callable
+import os
+import threading
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-# Of a function in C, what it is given, how many threads call it, and flags.
-Run = Callable[[int, int, int, int], None]
-CALL = types.CPointer(types.int64)  # what such a function is given
+from outrider.kernels.host.compiler import c_function, jit
+
+CALL = types.CPointer(types.int64)  # what a function in C is given: numbers and addresses
+# Of a pool of threads: the function and what it is given, whether it may be begun, how many helpers are in it, how many
+# calls there were, how many helpers sleep, and what they sleep at.
+_FUNCTION, _GIVEN, _IS_OPEN, _NUM_INSIDE, _NUM_CALLS, _NUM_SLEEPING, _SEMAPHORE = range(7)
+_POST, _WAIT, _YIELD = range(7, 10)  # addresses of functions of the C library
+_IS_OVER = 10  # helpers end
+_SIZE = 16
+_SEMAPHORE_BYTES = 64  # twice what any C library takes
+# For so many calls of `sched_yield`, some 100 us, a helper waits for the next function before it sleeps: longer than it
+# takes from a product to the next one of a forward. Whatever else has to run gets the core in between.
+_NUM_YIELDS = 300
+_INDEX = ir.IntType(64)
+_FUNCTION_IN_C = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+class Helpers:
+    """So many threads, which end with the process. Any thread may call; while one does, others compute alone."""
+
+    def __init__(self, num_helpers: int) -> None:
+        self._lock = threading.Lock()
+        self._pool = np.zeros(_SIZE, np.int64)
+        self._pool_at = self._pool.ctypes.data
+        self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
+        self._lead, self._end = _FUNCTION_IN_C(_lead.address), _FUNCTION_IN_C(_end.address)
+        self.num_helpers = num_helpers if num_helpers > 0 and self._has_semaphore() else 0
+        self._threads = [
+            threading.Thread(
+                target=_FUNCTION_IN_C(_serve.address),
+                args=(self._pool_at,),
+                name="outrider-kernels",
+                daemon=True,
+            )
+            for _ in range(self.num_helpers)
+        ]
+        for thread in self._threads:
+            thread.start()
+        if self._threads:
+            atexit.register(self._close)
+            os.register_at_fork(after_in_child=self._forget)
+
+    def _close(self) -> None:
+        """Ends the helpers before the interpreter frees what they run."""
+        with self._lock:
+            self.num_helpers = 0
+            self._end(self._pool_at)
+        for thread in self._threads:
+            thread.join()
+
+    def _forget(self) -> None:
+        """In a forked process there are no helpers."""
+        self._lock, self.num_helpers, self._threads = threading.Lock(), 0, []
+
+    def _has_semaphore(self) -> bool:
+        """Prepares what helpers sleep at; returns whether this system has it."""
+        try:
+            library = ctypes.CDLL(None)
+            used = library.sem_post, library.sem_wait, library.sched_yield
+            is_made = bool(library.sem_init(self._semaphore, 0, 0) == 0)
+        except (OSError, AttributeError, TypeError):
+            return False
+        self._pool[_SEMAPHORE] = ctypes.addressof(self._semaphore)
+        self._pool[_POST : _YIELD + 1] = [ctypes.cast(each, ctypes.c_void_p).value or 0 for each in used]
+        return is_made
+
+    def run(self, function_at: int, call_at: int) -> None:
+        """Has a function in C (`compiler.c_function`) called by this thread and by helpers, and returns when all of
+        these have left it. Both are addresses; each thread takes what is left to do from the call (`take`)."""
+        if self.num_helpers and self._lock.acquire(blocking=False):
+            try:
+                self._pool[_FUNCTION], self._pool[_GIVEN] = function_at, call_at
+                self._lead(self._pool_at)
+            finally:
+                self._lock.release()
+        else:
+            _FUNCTION_IN_C(function_at)(call_at)
 
 
 @functools.cache
-def find_runtime() -> Run | None:
-    """Returns what has a function called by every thread and waits for all; None where no such runtime is loaded."""
-    try:
-        run = ctypes.CDLL(None).GOMP_parallel  # GCC's name, which LLVM's and Intel's runtimes have too
-    except (OSError, AttributeError, TypeError):
-        return None
-    run.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-    run.restype = None
-    return run
+def helpers(num_threads: int) -> Helpers:
+    """Returns those of this process for so many threads, the calling one included."""
+    return Helpers(num_threads - 1)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def take(_: Any, numbers: Any, index: Any) -> Any:
-    """Returns numbers[index], which is one more from then on: for each thread another."""
+def _atomic(operation: str) -> Any:
+    """Returns a function of numbers, an index and a value, done at once for all threads, that returns the number as it
+    was."""
 
-    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        return builder.atomic_rmw("add", builder.gep(values[0], [values[1]]), ir.IntType(64)(1), "monotonic")
+    @intrinsic  # type: ignore[untyped-decorator]
+    def change(_: Any, numbers: Any, index: Any, value: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            return builder.atomic_rmw(operation, builder.gep(values[0], [values[1]]), values[2], "seq_cst")
 
-    return types.int64(numbers, types.int64), generate
+        return types.int64(numbers, types.int64, types.int64), generate
+
+    return change
+
+
+add, exchange = _atomic("add"), _atomic("xchg")
+
+
+@jit()
+def take(numbers: Any) -> Any:
+    """Returns the first of the numbers, which is one more from then on: for each thread another."""
+    return add(numbers, 0, 1)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -49,3 +134,65 @@ def pointer(_: Any, address: Any) -> Any:
         return builder.inttoptr(values[0], ir.IntType(8).as_pointer())
 
     return types.voidptr(types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _load(_: Any, numbers: Any, index: Any) -> Any:
+    """Returns a number as the last thread wrote it."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        return builder.load_atomic(builder.gep(values[0], [values[1]]), "seq_cst", 8)
+
+    return types.int64(numbers, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _call(_: Any, address: Any, argument: Any) -> Any:
+    """Calls the function in C at an address with a number."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [_INDEX])
+        builder.call(builder.inttoptr(values[0], kind.as_pointer()), [values[1]])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@c_function(types.void(CALL))
+def _lead(pool: Any) -> None:
+    exchange(pool, _IS_OPEN, 1)
+    add(pool, _NUM_CALLS, 1)
+    for _ in range(exchange(pool, _NUM_SLEEPING, 0)):
+        _call(pool[_POST], pool[_SEMAPHORE])
+    _call(pool[_FUNCTION], pool[_GIVEN])
+    exchange(pool, _IS_OPEN, 0)
+    while _load(pool, _NUM_INSIDE):
+        pass
+
+
+@c_function(types.void(CALL))
+def _end(pool: Any) -> None:
+    exchange(pool, _IS_OVER, 1)
+    add(pool, _NUM_CALLS, 1)
+    for _ in range(exchange(pool, _NUM_SLEEPING, 0)):
+        _call(pool[_POST], pool[_SEMAPHORE])
+
+
+@c_function(types.void(CALL))
+def _serve(pool: Any) -> None:
+    seen = 0
+    while not _load(pool, _IS_OVER):
+        num_yields = 0
+        while _load(pool, _NUM_CALLS) == seen and num_yields < _NUM_YIELDS:
+            _call(pool[_YIELD], 0)
+            num_yields += 1
+        if _load(pool, _NUM_CALLS) == seen:
+            add(pool, _NUM_SLEEPING, 1)
+            if _load(pool, _NUM_CALLS) == seen:
+                _call(pool[_WAIT], pool[_SEMAPHORE])
+            continue
+        seen = _load(pool, _NUM_CALLS)
+        add(pool, _NUM_INSIDE, 1)
+        if _load(pool, _IS_OPEN):  # as long as this one is inside, the caller is
+            _call(pool[_FUNCTION], pool[_GIVEN])
+        add(pool, _NUM_INSIDE, -1)

@@ -16,15 +16,12 @@ from outrider.cloud_verifier.backends.attention.packing import PackedSequence
 from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, AttentionRule, PagedAttention
 from outrider.cloud_verifier.backends.attention.tiled import TreeRun, split_tree
 from outrider.kernels.host.attention import attend_rows, attend_rows_together
-from outrider.kernels.host.threads import find_runtime
+from outrider.kernels.host.threads import helpers
 from outrider.kernels.kv_pool import KVPool
 
 Part = tuple[int, int, int, int]  # first row, rows, tokens, first slot: see `attend_rows`
 
-# Scores of each head that are shared among threads: some 0.5 ms of six heads where a forward is one thread's so far
-# and the others sleep, and 30 us where they wait actively for its next product.
-MIN_SHARED_SCORES = 1 << 15
-MIN_AWAKE_SCORES = 1 << 11
+MIN_SHARED_SCORES = 1 << 9  # of each head that are shared among threads: some 8 us of six heads
 PIECE_ROWS = 32  # of a sequence that are one thread's
 
 
@@ -33,8 +30,7 @@ class HostPlanner(AttentionPlanner):
 
     def __init__(self, block_size: int, num_threads: int) -> None:
         self._offsets = np.arange(block_size)
-        self._run = find_runtime()
-        self._num_threads = num_threads if self._run is not None else 1
+        self._helpers = helpers(num_threads)
 
     def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
         parts, slots, num_slots = list[Part](), list[NDArray[np.int64]](), 0
@@ -44,7 +40,7 @@ class HostPlanner(AttentionPlanner):
             slots.append(self._slots(each))
             num_slots += each.length
         num_scores = sum(map(_num_scores, parts))
-        if self._num_threads > 1:
+        if self._helpers.num_helpers:
             parts = sorted(
                 (piece for part in parts for piece in _pieces(part)), key=_num_scores, reverse=True
             )
@@ -58,12 +54,11 @@ class HostPlanner(AttentionPlanner):
             scaling = queries.shape[2] ** -0.5 if rule.scaling is None else rule.scaling
             out = np.empty(queries.shape, np.float32)
             numbers = rule.window or 0, scaling, rule.softcap or 0.0
-            least = MIN_SHARED_SCORES if torch.get_num_threads() == 1 else MIN_AWAKE_SCORES
-            if self._run is None or self._num_threads == 1 or num_scores < least:
-                attend_rows(queries, keys, values, all_slots, all_parts, *numbers, out)
-            else:
+            if self._helpers.num_helpers and len(all_parts) > 1 and num_scores >= MIN_SHARED_SCORES:
                 arrays = queries, keys, values, all_slots, all_parts
-                attend_rows_together(self._run, self._num_threads, *arrays, *numbers, out)
+                attend_rows_together(self._helpers, *arrays, *numbers, out)
+            else:
+                attend_rows(queries, keys, values, all_slots, all_parts, *numbers, out)
             return torch.from_numpy(out)
 
         return attend

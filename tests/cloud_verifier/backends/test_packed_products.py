@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import ctypes
 import sys
 import types
 from collections.abc import Callable
@@ -17,25 +17,14 @@ from outrider.cloud_verifier.backends.base import ForwardItem, Logits, open_sequ
 from outrider.cloud_verifier.backends.loading import load_target
 from outrider.cloud_verifier.backends.paged_backend import PagedBackend
 from outrider.cloud_verifier.backends.products import packed
-from outrider.cloud_verifier.backends.products.packed import (
-    MANY_ROWS,
-    TIMED_ROWS,
-    TIMED_SHARED_ROWS,
-    OwnKernel,
-    PackedLinear,
-)
+from outrider.cloud_verifier.backends.products.packed import MANY_ROWS, TIMED_ROWS, OwnKernel, PackedLinear
 from outrider.cloud_verifier.backends.products.row_plan import MatrixKind, RowPlan
-from outrider.kernels.host.product import (
-    SPANS,
-    TILE,
-    multiply_rows,
-    multiply_rows_together,
-    to_panels,
-)
-from outrider.kernels.host.threads import find_runtime
+from outrider.kernels.host.product import SPANS, TILE, PanelProduct, to_panels
+from outrider.kernels.host.threads import Helpers
 
 SPAN = SPANS[0]
 SIZES = [(1, 3), (13, 5), (384, 640), (100, 37), (SPAN, 24), (SPAN + 1, 129), (3 * SPAN + 5, 40)]  # in, out
+ALONE = Helpers(0)
 TEXT = [(37 * i + 11) % 300 for i in range(40)]
 
 
@@ -48,6 +37,13 @@ def make_matrix(
     return weight, torch.randn(num_outputs, generator=generator) if has_bias else None
 
 
+def multiplied(rows: torch.Tensor, weight: torch.Tensor, span: int, helpers: Helpers = ALONE) -> torch.Tensor:
+    out = torch.full((len(rows), len(weight)), torch.nan)
+    rows = rows.contiguous()
+    PanelProduct(weight.numpy(), span).multiply(rows.data_ptr(), len(rows), out.data_ptr(), helpers)
+    return out
+
+
 def loaded(*products: PackedLinear, own: OwnKernel) -> int:
     kinds = [
         MatrixKind(each.num_inputs, each.num_outputs, lambda weight: PackedLinear(weight, None, own))
@@ -58,22 +54,19 @@ def loaded(*products: PackedLinear, own: OwnKernel) -> int:
 
 
 def script_clock(monkeypatch: pytest.MonkeyPatch, shares: dict[int, float]) -> None:
-    """Our kernel takes a share of the library's time, by the number of rows, with all threads 2 where none is said."""
+    """Our kernel takes a share of the library's time, by the number of rows."""
 
     def seconds(runs: Any) -> list[float]:
         product, x = runs[0]
         product(x)
-        if isinstance(product, functools.partial):
-            is_shared = product.func is PackedLinear.by_all_threads
-            return [shares.get(len(x), 2.0) if is_shared else shares[len(x)]] * len(runs)
-        return [1.0] * len(runs)
+        return [shares[len(x)] if product.__name__ == "by_own_kernel" else 1.0] * len(runs)
 
     monkeypatch.setattr(packed, "_seconds", seconds)
 
 
 @pytest.fixture
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    script_clock(monkeypatch, dict.fromkeys((*TIMED_ROWS, *TIMED_SHARED_ROWS), 0.5))
+    script_clock(monkeypatch, dict.fromkeys(TIMED_ROWS, 0.5))
 
 
 @pytest.mark.parametrize("is_bfloat16", [False, True])
@@ -81,20 +74,12 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_row_is_summed_alike_among_any_number_of_rows(size: tuple[int, int], is_bfloat16: bool) -> None:
     weight, _ = make_matrix(*size, has_bias=False, is_bfloat16=is_bfloat16)
     x = torch.randn((2 * TILE + 1, size[0]), generator=torch.Generator().manual_seed(1))
-    panels, whole = to_panels(weight.numpy()), np.empty((len(x), size[1]), np.float32)
-    assert panels.dtype == (np.uint16 if is_bfloat16 else np.float32)
-    multiply_rows(x.numpy(), panels, SPAN, whole)
-    exact = x.double().numpy() @ weight.double().t().numpy()
-    assert np.allclose(whole, exact, rtol=1e-4, atol=1e-4)
-    runtime = find_runtime()
-    assert runtime is not None
-    together = np.empty_like(whole)
-    multiply_rows_together(runtime, 2, x.numpy(), panels, SPAN, together)
-    assert np.array_equal(together, whole)
+    assert to_panels(weight.numpy()).dtype == (np.uint16 if is_bfloat16 else np.float32)
+    whole = multiplied(x, weight, SPAN)
+    exact = x.double() @ weight.double().t()
+    assert torch.allclose(whole.double(), exact, rtol=1e-4, atol=1e-4)
     for first, last in [(3, 3 + count) for count in range(1, TILE + 3)]:
-        part = np.full((last - first, size[1]), np.nan, np.float32)
-        multiply_rows(x[first:last].numpy(), panels, SPAN, part)
-        assert np.array_equal(part, whole[first:last])
+        assert torch.equal(multiplied(x[first:last], weight, SPAN), whole[first:last])
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -115,11 +100,7 @@ def test_numbers_of_bfloat16_have_their_bits_in_half_the_memory(size: tuple[int,
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("is_bfloat16", [False, True])
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("num_threads", [1, 2])
-def test_few_rows_have_the_bits_of_many(
-    num_threads: int, size: tuple[int, int], is_bfloat16: bool, has_bias: bool
-) -> None:
-    torch.set_num_threads(num_threads)  # one again after each of these tests
+def test_few_rows_have_the_bits_of_many(size: tuple[int, int], is_bfloat16: bool, has_bias: bool) -> None:
     own = OwnKernel()
     product = PackedLinear(*make_matrix(*size, has_bias=has_bias, is_bfloat16=is_bfloat16), own)
     x = torch.randn((80, size[0]), generator=torch.Generator().manual_seed(2))
@@ -139,10 +120,7 @@ def test_inputs_are_summed_in_the_spans_of_the_library(span: int, monkeypatch: p
     """oneDNN's differ between processors."""
 
     def by_library(product: PackedLinear, x: torch.Tensor) -> torch.Tensor:
-        out = np.empty((len(x), product.num_outputs), np.float32)
-        panels = to_panels(product._packed.to_dense().numpy())
-        multiply_rows(x.numpy(), panels, span, out)
-        return torch.from_numpy(out)
+        return multiplied(x, product._packed.to_dense(), span)
 
     monkeypatch.setattr(PackedLinear, "by_library", by_library)
     own = OwnKernel()
@@ -157,12 +135,23 @@ def test_inputs_are_summed_in_the_spans_of_the_library(span: int, monkeypatch: p
 def test_the_library_multiplies_where_our_kernel_has_other_bits_or_cannot_be_compiled(
     kernel: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def from_the_last(rows: Any, weight: Any, span: int, out: Any) -> None:
-        multiply_rows(rows[:, ::-1].copy(), weight[:, ::-1].copy(), span, out)
+    class FromTheLast:
+        """As if inputs were summed from the last to the first."""
 
-    changed = types.SimpleNamespace(
-        multiply_rows=from_the_last, multiply_rows_together=None, to_panels=to_panels, SPANS=SPANS
-    )
+        def __init__(self, weight: Any, span: int) -> None:
+            self._weight, self._span = torch.from_numpy(weight), span
+
+        def multiply(self, rows_at: int, num_rows: int, out_at: int, helpers: Helpers) -> None:
+            shapes = (num_rows, self._weight.shape[1]), (num_rows, self._weight.shape[0])
+            rows, out = (
+                torch.from_numpy(
+                    np.ctypeslib.as_array(ctypes.cast(at, ctypes.POINTER(ctypes.c_float)), shape)
+                )
+                for at, shape in zip((rows_at, out_at), shapes, strict=True)
+            )
+            out[:] = multiplied(rows.flip(1), self._weight.flip(1), self._span)
+
+    changed = types.SimpleNamespace(PanelProduct=FromTheLast, SPANS=SPANS)
     module = None if kernel == "none" else changed
     monkeypatch.setitem(sys.modules, "outrider.kernels.host.product", module)
     own = OwnKernel()
@@ -173,41 +162,30 @@ def test_the_library_multiplies_where_our_kernel_has_other_bits_or_cannot_be_com
 
 
 @pytest.mark.parametrize(
-    ("shares", "num_threads", "most", "most_shared"),
+    ("shares", "most"),
     [
-        ({1: 1.5}, 1, 0, 0),
-        ({1: 1.3, 8: 1.3, 12: 1.5}, 1, 8, 0),
-        ({1: 0.8, 8: 0.8, 12: 1.1, 16: 1.5}, 1, 12, 0),
-        ({1: 0.8, 8: 0.8, 12: 1.0, 16: 1.1}, 1, 16, 0),
-        ({1: 1.1, 8: 1.0, 12: 0.9, 16: 0.8}, 1, 64, 0),
-        ({1: 1.1, 8: 1.0, 12: 0.9, 16: 0.8}, 2, 16, 0),
-        ({1: 1.1, 8: 1.0, 12: 0.9, 16: 0.8, 24: 0.9, 40: 1.1}, 2, 16, 24),
-        ({1: 1.1, 8: 1.0, 12: 1.5, 24: 0.9, 40: 0.9, 64: 1.0}, 2, 8, 64),
-        ({1: 1.5, 24: 0.9, 40: 0.9, 64: 1.0}, 2, 0, 64),
+        ({1: 1.3}, 0),
+        ({1: 1.1, 8: 1.1, 16: 1.3}, 8),
+        ({1: 0.8, 8: 0.8, 16: 1.1, 24: 1.3}, 16),
+        ({1: 1.1, 8: 1.0, 16: 0.9, 24: 0.8, 40: 0.8, 64: 1.0}, 64),
     ],
 )
 def test_our_kernel_is_used_for_as_many_rows_as_it_takes_little_longer(
-    shares: dict[int, float],
-    num_threads: int,
-    most: int,
-    most_shared: int,
-    monkeypatch: pytest.MonkeyPatch,
+    shares: dict[int, float], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script_clock(monkeypatch, shares)
-    torch.set_num_threads(num_threads)
     own = OwnKernel()
     product = PackedLinear(*make_matrix(64, 32, has_bias=False), own)
     monkeypatch.setattr(own, "_find_span", lambda *_: own.spans.setdefault((64, 32), SPAN))
-    assert loaded(product, own=own) == most and own.most_shared_rows == most_shared
-    is_used = most > 0 or most_shared > 0
-    assert (product._panels is not None) == is_used, "a copy of the weights is kept that nothing reads"
+    assert loaded(product, own=own) == most
+    assert (product._product is None) == (most == 0), "a copy of the weights is kept that nothing reads"
 
 
 def test_a_disturbed_turn_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = {True: [9.0, 9.0, 1.0], False: [1.0, 1.0, 9.0]}
+    times = {"by_own_kernel": [9.0, 9.0, 1.0], "by_library": [1.0, 1.0, 9.0]}
 
     def seconds(runs: Any) -> list[float]:
-        mine = times[isinstance(runs[0][0], functools.partial)]  # ours
+        mine = times[runs[0][0].__name__]
         return [mine.pop(0) if len(mine) > 1 else mine[0]]
 
     monkeypatch.setattr(packed, "_seconds", seconds)
