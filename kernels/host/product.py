@@ -15,6 +15,9 @@ from outrider.kernels.host.tiles import HAS_AVX512, PANEL, TILE, add_product
 # Inputs that oneDNN sums by themselves: by the processor and by how many there are.
 SPANS = (1024, 512)
 WIDTH = 2 * PANEL if HAS_AVX512 else PANEL  # outputs whose weights lie together
+_CHUNK_BYTES = (
+    1 << 14
+)  # of a panel, which stay in the first cache for all rows, also where two threads share it
 _MATRIX = types.float32[:, ::1]
 _PANELS, _HALF_PANELS = types.float32[:, :, ::1], types.uint16[:, :, ::1]
 
@@ -48,22 +51,24 @@ def _fill_panels(weight: Any, panels: Any) -> None:
 
 @jit()
 def _multiply_panel(rows: Any, panels: Any, panel: Any, span: Any, out: Any, sums: Any) -> None:
-    """Writes the outputs of one panel; `sums` [TILE, WIDTH] is anything."""
+    """Writes the outputs of one panel; `sums` [rows, WIDTH] is anything."""
     num_rows, num_inputs = rows.shape
     left = panel * WIDTH
     width = min(WIDTH, out.shape[1] - left)
     num_tiles = (num_rows + TILE - 1) // TILE
+    at_once = _CHUNK_BYTES // (WIDTH * panels.itemsize)
     for start in range(0, num_inputs, span):
-        stop = min(start + span, num_inputs)
-        for tile in range(num_tiles):
-            first = num_rows * tile // num_tiles
-            count = num_rows * (tile + 1) // num_tiles - first
-            sums[:] = 0
-            add_product(rows[first : first + count, start:stop], panels[panel, start:stop], sums)
-            for row in range(count):
-                mine = out[first + row]
-                for j in range(width):
-                    mine[left + j] = sums[row, j] if start == 0 else mine[left + j] + sums[row, j]
+        end = min(start + span, num_inputs)
+        sums[:] = 0
+        for begin in range(start, end, at_once):
+            stop = min(begin + at_once, end)
+            for tile in range(num_tiles):
+                first, after = num_rows * tile // num_tiles, num_rows * (tile + 1) // num_tiles
+                add_product(rows[first:after, begin:stop], panels[panel, begin:stop], sums[first:after])
+        for row in range(num_rows):
+            mine = out[row]
+            for j in range(width):
+                mine[left + j] = sums[row, j] if start == 0 else mine[left + j] + sums[row, j]
 
 
 class PanelProduct:
@@ -100,7 +105,7 @@ def _shared(kind: Any) -> Any:
         rows = carray(pointer(call[1]), (num_rows, num_inputs), np.float32)
         panels = carray(pointer(call[2]), (num_panels, num_inputs, WIDTH), kind)
         out = carray(pointer(call[3]), (num_rows, num_outputs), np.float32)
-        sums = np.empty((TILE, WIDTH), np.float32)
+        sums = np.empty((num_rows, WIDTH), np.float32)
         panel = take(call)
         while panel < num_panels:
             _multiply_panel(rows, panels, panel, span, out, sums)
