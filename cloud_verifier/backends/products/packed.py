@@ -33,9 +33,9 @@ MANY_ROWS = TIMED_ROWS[-1]  # for which its bits are compared
 MIN_TURNS, MAX_TURNS = 2, 6  # of a comparison of times
 # Of the library's time that ours may take: on cores that others use it takes less.
 MAX_SHARE = 1.3
-SPIN_S = (
-    0.005  # for longer the library's threads do not wait actively, on cores that our kernel's helpers need
-)
+# From so many on helpers take part: of fewer rows they take off little, and cores have other work.
+MIN_SHARED_ROWS = 8
+SPIN_S = 0.005  # for longer the library's threads do not wait actively, on cores that helpers need
 PACK_ROWS = 8  # oneDNN's hint: of 1, 4, 8 and 16 the best over 1 to 64 rows
 
 Runs = Sequence[tuple[Product, torch.Tensor]]
@@ -49,7 +49,8 @@ class OwnKernel:
     def __init__(self) -> None:
         self.most_rows = 0
         self.make: MakeProduct | None = None
-        self.helpers: Helpers | None = None
+        self._all: Helpers | None = None
+        self._alone: Helpers | None = None
         self.spans: dict[tuple[int, int], int] = {}  # by inputs and outputs of a matrix
 
     def load(self, products: Sequence[PackedLinear], kinds: Iterable[MatrixKind]) -> None:
@@ -60,12 +61,18 @@ class OwnKernel:
         except Exception as error:  # no numba, one that does not fit numpy, a machine it cannot compile for
             logger.debug("rows are multiplied by the library alone: %s", error)
             return
-        self.make, self.helpers = PanelProduct, helpers(torch.get_num_threads())
+        self.make, self._all, self._alone = PanelProduct, helpers(torch.get_num_threads()), helpers(1)
         if all(self._find_span(kind, SPANS) for kind in kinds):
             self.most_rows = _most_fast_rows(products)
         for product in products:
             product.settle(is_doubled=self.most_rows > 0)
         logger.debug("up to %d rows are multiplied by our kernel", self.most_rows)
+
+    def helpers(self, num_rows: int) -> Helpers:
+        """Returns who takes part in the product of so many rows."""
+        found = self._all if num_rows >= MIN_SHARED_ROWS else self._alone
+        assert found is not None
+        return found
 
     def _find_span(self, kind: MatrixKind, spans: Sequence[int]) -> bool:
         """Returns whether rows have the bits that the library gives to many, and notes the span with which they do."""
@@ -116,10 +123,10 @@ class PackedLinear:
     def by_own_kernel(self, x: torch.Tensor) -> torch.Tensor:
         if self._product is None:
             self.settle(is_doubled=True)
-        assert self._product is not None and self._own.helpers is not None
+        assert self._product is not None
         num_rows, x = x.shape[0], x.contiguous()
         out = torch.empty(num_rows, self.num_outputs)
-        self._product.multiply(x.data_ptr(), num_rows, out.data_ptr(), self._own.helpers)
+        self._product.multiply(x.data_ptr(), num_rows, out.data_ptr(), self._own.helpers(num_rows))
         return out if self._bias is None else out.add_(self._bias)
 
 
