@@ -8,6 +8,7 @@ every token is compared with the recorded one. The ways of one number of session
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,7 @@ SESSIONS = (1, 4, 8, 16, 32)
 LENGTHS, CO_LOCATED_LENGTHS = (2, 4, 8), (2, 4)
 DRAFT_TOKEN_MS = "0.6"  # of the embedded draft on a core of its own
 NUM_TURNS, SECONDS, WARMUP_S = 2, 2.0, 0.7
-NUM_THREADS = 1  # of a forward: the other core is gRPC's and the load generator's (docs/operations.md)
+NUM_THREADS = os.cpu_count() or 1  # of a forward, as by default
 NUM_POSITIONS = 96
 LIMITS_MS = (50, 100)
 CLOUD_ONLY, AGAIN, OWN = "cloud-only", "cloud-only again", "own depth"
