@@ -28,9 +28,9 @@ _POST, _WAIT, _YIELD = range(7, 10)  # addresses of functions of the C library
 _IS_OVER = 10  # helpers end
 _SIZE = 16
 _SEMAPHORE_BYTES = 64  # twice what any C library takes
-# For so many calls of `sched_yield`, some 100 us, a helper waits for the next function before it sleeps: longer than it
+# For so many calls of `sched_yield`, some 90 us, a helper waits for the next function before it sleeps: longer than it
 # takes from a product to the next one of a forward. Whatever else has to run gets the core in between.
-_NUM_YIELDS = 300
+_NUM_YIELDS = 150
 _INDEX = ir.IntType(64)
 _FUNCTION_IN_C = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -158,12 +158,22 @@ def _call(_: Any, address: Any, argument: Any) -> Any:
     return types.void(types.int64, types.int64), generate
 
 
+@jit()
+def _wake(pool: Any) -> None:
+    """Wakes two helpers, of which each wakes two: with many cores the caller would be late to its own work."""
+    num_sleeping = exchange(pool, _NUM_SLEEPING, 0)
+    num_woken = min(num_sleeping, 2)
+    if num_sleeping > num_woken:
+        add(pool, _NUM_SLEEPING, num_sleeping - num_woken)
+    for _ in range(num_woken):
+        _call(pool[_POST], pool[_SEMAPHORE])
+
+
 @c_function(types.void(CALL))
 def _lead(pool: Any) -> None:
     exchange(pool, _IS_OPEN, 1)
     add(pool, _NUM_CALLS, 1)
-    for _ in range(exchange(pool, _NUM_SLEEPING, 0)):
-        _call(pool[_POST], pool[_SEMAPHORE])
+    _wake(pool)
     _call(pool[_FUNCTION], pool[_GIVEN])
     exchange(pool, _IS_OPEN, 0)
     while _load(pool, _NUM_INSIDE):
@@ -174,8 +184,7 @@ def _lead(pool: Any) -> None:
 def _end(pool: Any) -> None:
     exchange(pool, _IS_OVER, 1)
     add(pool, _NUM_CALLS, 1)
-    for _ in range(exchange(pool, _NUM_SLEEPING, 0)):
-        _call(pool[_POST], pool[_SEMAPHORE])
+    _wake(pool)
 
 
 @c_function(types.void(CALL))
@@ -190,6 +199,7 @@ def _serve(pool: Any) -> None:
             add(pool, _NUM_SLEEPING, 1)
             if _load(pool, _NUM_CALLS) == seen:
                 _call(pool[_WAIT], pool[_SEMAPHORE])
+                _wake(pool)
             continue
         seen = _load(pool, _NUM_CALLS)
         add(pool, _NUM_INSIDE, 1)
