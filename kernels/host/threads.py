@@ -147,26 +147,45 @@ def _load(_: Any, numbers: Any, index: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _call(_: Any, address: Any, argument: Any) -> Any:
-    """Calls the function in C at an address with a number."""
+def _is_changed(_: Any, numbers: Any, index: Any, before: Any, after: Any) -> Any:
+    """Changes a number if it is as said, at once for all threads; returns whether it was."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [_INDEX])
-        builder.call(builder.inttoptr(values[0], kind.as_pointer()), [values[1]])
-        return context.get_dummy_value()
+        place = builder.gep(values[0], [values[1]])
+        found = builder.cmpxchg(place, values[2], values[3], "seq_cst", "seq_cst")
+        return builder.extract_value(found, 1)
 
-    return types.void(types.int64, types.int64), generate
+    return types.boolean(numbers, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _call(_: Any, address: Any, argument: Any) -> Any:
+    """Calls the function in C at an address with a number; returns what it does, where that is an int."""
+
+    def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [_INDEX])
+        return builder.call(builder.inttoptr(values[0], kind.as_pointer()), [values[1]])
+
+    return types.int32(types.int64, types.int64), generate
+
+
+@jit()
+def _is_taken(pool: Any) -> Any:
+    """Counts one of those who sleep out, who is then posted or does not sleep; returns whether there was one."""
+    num_sleeping = _load(pool, _NUM_SLEEPING)
+    while num_sleeping > 0:
+        if _is_changed(pool, _NUM_SLEEPING, num_sleeping, num_sleeping - 1):
+            return True
+        num_sleeping = _load(pool, _NUM_SLEEPING)
+    return False
 
 
 @jit()
 def _wake(pool: Any) -> None:
     """Wakes two helpers, of which each wakes two: with many cores the caller would be late to its own work."""
-    num_sleeping = exchange(pool, _NUM_SLEEPING, 0)
-    num_woken = min(num_sleeping, 2)
-    if num_sleeping > num_woken:
-        add(pool, _NUM_SLEEPING, num_sleeping - num_woken)
-    for _ in range(num_woken):
-        _call(pool[_POST], pool[_SEMAPHORE])
+    for _ in range(2):
+        if _is_taken(pool):
+            _call(pool[_POST], pool[_SEMAPHORE])
 
 
 @c_function(types.void(CALL))
@@ -197,8 +216,9 @@ def _serve(pool: Any) -> None:
             num_yields += 1
         if _load(pool, _NUM_CALLS) == seen:
             add(pool, _NUM_SLEEPING, 1)
-            if _load(pool, _NUM_CALLS) == seen:
-                _call(pool[_WAIT], pool[_SEMAPHORE])
+            if _load(pool, _NUM_CALLS) == seen or not _is_taken(pool):
+                while _call(pool[_WAIT], pool[_SEMAPHORE]):  # until it is posted: a signal interrupts it
+                    pass
                 _wake(pool)
             continue
         seen = _load(pool, _NUM_CALLS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 import threading
@@ -53,19 +54,32 @@ def test_with_helpers_and_alone_the_bits_are_the_same(helpers: Helpers) -> None:
     assert helpers._pool[_NUM_INSIDE] == 0
 
 
+def cpu_ns(helpers: Helpers) -> int:
+    """What helpers have used of the processors."""
+    tasks = (Path(f"/proc/self/task/{each.native_id}/schedstat") for each in helpers._threads)
+    return sum(int(each.read_text().split()[0]) for each in tasks)
+
+
 def test_helpers_do_take_part(helpers: Helpers) -> None:
     """Of a product that takes long enough that a thread which slept is there before its end."""
     product = Product(2000, 1000, 4000)
-    mine = threading.get_native_id()
-
-    def cpu_ns() -> int:
-        others = [each for each in Path("/proc/self/task").iterdir() if int(each.name) != mine]
-        return sum(int((each / "schedstat").read_text().split()[0]) for each in others)
-
-    before = cpu_ns()
+    before = cpu_ns(helpers)
     product.by(helpers)
     wait_until_asleep(helpers)
-    assert cpu_ns() - before > 1e6
+    assert cpu_ns(helpers) - before > 1e6
+
+
+def test_helpers_that_wait_sleep(helpers: Helpers) -> None:
+    """Also those who were about to sleep when they were called: after pauses of any length."""
+    product, chance = Product(4, 20, 200), random.Random(0)
+    for _ in range(3000):
+        product.by(helpers)
+        time.sleep(chance.random() * 3e-4)
+    wait_until_asleep(helpers)
+    assert helpers._pool[_NUM_SLEEPING] == helpers.num_helpers
+    before = cpu_ns(helpers)
+    time.sleep(0.3)
+    assert cpu_ns(helpers) - before < 1e7
 
 
 def test_two_threads_that_call_at_once_get_their_own_products(helpers: Helpers) -> None:
