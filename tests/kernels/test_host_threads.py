@@ -69,12 +69,14 @@ def test_helpers_do_take_part(helpers: Helpers) -> None:
     assert cpu_ns(helpers) - before > 1e6
 
 
-def test_helpers_that_wait_sleep(helpers: Helpers) -> None:
-    """Also those who were about to sleep when they were called: after pauses of any length."""
-    product, chance = Product(4, 20, 200), random.Random(0)
-    for _ in range(3000):
+def test_helpers_that_wait_sleep() -> None:
+    """Also one that was about to sleep when it was called: after pauses of about as long as it waits actively."""
+    helpers, product, chance = Helpers(1), Product(4, 20, 200), random.Random(0)
+    for _ in range(20_000):
         product.by(helpers)
-        time.sleep(chance.random() * 3e-4)
+        end = time.perf_counter() + chance.random() * 2e-4
+        while time.perf_counter() < end:
+            pass
     wait_until_asleep(helpers)
     assert helpers._pool[_NUM_SLEEPING] == helpers.num_helpers
     before = cpu_ns(helpers)
