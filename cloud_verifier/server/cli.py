@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-import outrider.common.process.grpc_quiet  # noqa: F401  before anything imports grpc
+import outrider.common.process.grpc_quiet
+import outrider.common.process.short_spins  # noqa: F401  before anything imports torch
 from outrider.cloud_verifier.backends.model_files import check_model_files
 from outrider.cloud_verifier.backends.quantised.choice import find_quantisation, parse_quantize
 from outrider.cloud_verifier.config import (

@@ -28,9 +28,10 @@ _POST, _WAIT, _YIELD = range(7, 10)  # addresses of functions of the C library
 _IS_OVER = 10  # helpers end
 _SIZE = 16
 _SEMAPHORE_BYTES = 64  # twice what any C library takes
-# For so many calls of `sched_yield`, some 90 us, a helper waits for the next function before it sleeps: longer than it
-# takes from a product to the next one of a forward. Whatever else has to run gets the core in between.
-_NUM_YIELDS = 150
+# For so many calls of `sched_yield`, some 180 us, a helper waits for the next function before it sleeps: longer than it
+# takes from a product to the next one of a forward. Whatever else has to run gets the core in between. With half as
+# many steps of 24 rows take a tenth longer.
+_NUM_YIELDS = 300
 _INDEX = ir.IntType(64)
 _FUNCTION_IN_C = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
