@@ -17,7 +17,7 @@ SPANS = (1024, 512)
 WIDTH = 2 * PANEL if HAS_AVX512 else PANEL  # outputs whose weights lie together
 _CHUNK_BYTES = (
     1 << 14
-)  # of a panel, which stay in the first cache for all rows, also where two threads share it
+)  # of a panel: they stay in the first cache for all rows, also where two threads share it
 _MATRIX = types.float32[:, ::1]
 _PANELS, _HALF_PANELS = types.float32[:, :, ::1], types.uint16[:, :, ::1]
 
