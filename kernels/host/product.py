@@ -15,9 +15,8 @@ from outrider.kernels.host.tiles import HAS_AVX512, PANEL, TILE, add_product
 # Inputs that oneDNN sums by themselves: by the processor and by how many there are.
 SPANS = (1024, 512)
 WIDTH = 2 * PANEL if HAS_AVX512 else PANEL  # outputs whose weights lie together
-_CHUNK_BYTES = (
-    1 << 14
-)  # of a panel: they stay in the first cache for all rows, also where two threads share it
+# Of a panel that stay in the first cache for all rows, also where two threads share it.
+_CHUNK_BYTES = 1 << 14
 _MATRIX = types.float32[:, ::1]
 _PANELS, _HALF_PANELS = types.float32[:, :, ::1], types.uint16[:, :, ::1]
 
