@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import outrider.common.process.grpc_quiet
-import outrider.common.process.short_spins  # noqa: F401  before anything imports torch
+import outrider.common.process.short_spins  # noqa: F401  both before anything imports grpc or torch
 from outrider.cloud_verifier.backends.model_files import check_model_files
 from outrider.cloud_verifier.backends.quantised.choice import find_quantisation, parse_quantize
 from outrider.cloud_verifier.config import (

@@ -1,4 +1,4 @@
-"""Threads that help the one that calls a compiled function, each as long as a core is free for it.
+"""Helper threads: they share the work of the thread that calls a compiled function, as long as a core is free.
 
 An OpenMP runtime waits for all of its threads at the end of every product, also for one that has not begun because the
 core is in use: milliseconds, where the product takes microseconds. Here a thread is waited for only while it computes.
@@ -28,9 +28,9 @@ _POST, _WAIT, _YIELD = range(7, 10)  # addresses of functions of the C library
 _IS_OVER = 10  # helpers end
 _SIZE = 16
 _SEMAPHORE_BYTES = 64  # twice what any C library takes
-# For so many calls of `sched_yield`, some 180 us, a helper waits for the next function before it sleeps: longer than it
-# takes from a product to the next one of a forward. Whatever else has to run gets the core in between. With half as
-# many steps of 24 rows take a tenth longer.
+# A helper spins for so many calls of `sched_yield`, some 180 us, before it sleeps: longer than it takes from a product
+# of a forward to the next. Whatever else has to run gets the core in between. With 150 a forward of 24 rows of the
+# embedded target took a tenth longer (Zen 5).
 _NUM_YIELDS = 300
 _INDEX = ir.IntType(64)
 _FUNCTION_IN_C = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
@@ -118,13 +118,13 @@ def _atomic(operation: str) -> Any:
     return change
 
 
-add, exchange = _atomic("add"), _atomic("xchg")
+_add, _exchange = _atomic("add"), _atomic("xchg")
 
 
 @jit()
 def take(numbers: Any) -> Any:
     """Returns the first of the numbers, which is one more from then on: for each thread another."""
-    return add(numbers, 0, 1)
+    return _add(numbers, 0, 1)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -148,8 +148,8 @@ def _load(_: Any, numbers: Any, index: Any) -> Any:
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _is_changed(_: Any, numbers: Any, index: Any, before: Any, after: Any) -> Any:
-    """Changes a number if it is as said, at once for all threads; returns whether it was."""
+def _compare_exchange(_: Any, numbers: Any, index: Any, before: Any, after: Any) -> Any:
+    """Changes a number if it is `before`, at once for all threads; returns whether it was."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
         place = builder.gep(values[0], [values[1]])
@@ -171,11 +171,12 @@ def _call(_: Any, address: Any, argument: Any) -> Any:
 
 
 @jit()
-def _is_taken(pool: Any) -> Any:
-    """Counts one of those who sleep out, who is then posted or does not sleep; returns whether there was one."""
+def _take_sleeper(pool: Any) -> Any:
+    """Takes one off the number of helpers that sleep; returns whether there was one. Who takes one off posts the
+    semaphore, unless it is a helper that does not go to sleep after all."""
     num_sleeping = _load(pool, _NUM_SLEEPING)
     while num_sleeping > 0:
-        if _is_changed(pool, _NUM_SLEEPING, num_sleeping, num_sleeping - 1):
+        if _compare_exchange(pool, _NUM_SLEEPING, num_sleeping, num_sleeping - 1):
             return True
         num_sleeping = _load(pool, _NUM_SLEEPING)
     return False
@@ -185,30 +186,33 @@ def _is_taken(pool: Any) -> Any:
 def _wake(pool: Any) -> None:
     """Wakes two helpers, of which each wakes two: with many cores the caller would be late to its own work."""
     for _ in range(2):
-        if _is_taken(pool):
+        if _take_sleeper(pool):
             _call(pool[_POST], pool[_SEMAPHORE])
 
 
 @c_function(types.void(CALL))
 def _lead(pool: Any) -> None:
-    exchange(pool, _IS_OPEN, 1)
-    add(pool, _NUM_CALLS, 1)
+    """Calls the function, lets helpers call it meanwhile, and waits until all have left it."""
+    _exchange(pool, _IS_OPEN, 1)
+    _add(pool, _NUM_CALLS, 1)
     _wake(pool)
     _call(pool[_FUNCTION], pool[_GIVEN])
-    exchange(pool, _IS_OPEN, 0)
+    _exchange(pool, _IS_OPEN, 0)
     while _load(pool, _NUM_INSIDE):
         pass
 
 
 @c_function(types.void(CALL))
 def _end(pool: Any) -> None:
-    exchange(pool, _IS_OVER, 1)
-    add(pool, _NUM_CALLS, 1)
+    """Has all helpers end."""
+    _exchange(pool, _IS_OVER, 1)
+    _add(pool, _NUM_CALLS, 1)
     _wake(pool)
 
 
 @c_function(types.void(CALL))
 def _serve(pool: Any) -> None:
+    """Is what a helper does until it is to end: it waits for calls, and calls their functions."""
     seen = 0
     while not _load(pool, _IS_OVER):
         num_yields = 0
@@ -216,14 +220,14 @@ def _serve(pool: Any) -> None:
             _call(pool[_YIELD], 0)
             num_yields += 1
         if _load(pool, _NUM_CALLS) == seen:
-            add(pool, _NUM_SLEEPING, 1)
-            if _load(pool, _NUM_CALLS) == seen or not _is_taken(pool):
+            _add(pool, _NUM_SLEEPING, 1)
+            if _load(pool, _NUM_CALLS) == seen or not _take_sleeper(pool):
                 while _call(pool[_WAIT], pool[_SEMAPHORE]):  # until it is posted: a signal interrupts it
                     pass
                 _wake(pool)
             continue
         seen = _load(pool, _NUM_CALLS)
-        add(pool, _NUM_INSIDE, 1)
-        if _load(pool, _IS_OPEN):  # as long as this one is inside, the caller is
+        _add(pool, _NUM_INSIDE, 1)
+        if _load(pool, _IS_OPEN):  # the caller does not return as long as this one is inside
             _call(pool[_FUNCTION], pool[_GIVEN])
-        add(pool, _NUM_INSIDE, -1)
+        _add(pool, _NUM_INSIDE, -1)

@@ -70,7 +70,7 @@ def test_helpers_do_take_part(helpers: Helpers) -> None:
 
 
 def test_helpers_that_wait_sleep() -> None:
-    """Also one that was about to sleep when it was called: after pauses of about as long as it waits actively."""
+    """Also one that was about to sleep when it was called: after pauses of about as long as it spins."""
     helpers, product, chance = Helpers(1), Product(4, 20, 200), random.Random(0)
     for _ in range(20_000):
         product.by(helpers)

@@ -31,11 +31,11 @@ logger = logging.getLogger(__name__)
 TIMED_ROWS = (1, 8, 16, 24, 40, 64)  # for which our kernel's time is compared with the library's
 MANY_ROWS = TIMED_ROWS[-1]  # for which its bits are compared
 MIN_TURNS, MAX_TURNS = 2, 6  # of a comparison of times
-# Of the library's time that ours may take: on cores that others use it takes less.
+# Both were chosen with the embedded target on Zen 5 (docs/benchmarks.md). Ours may take so much of the library's time,
+# as on cores that others use it takes less; and helpers take part from so many rows on, as with fewer they save little.
 MAX_SHARE = 1.3
-# From so many on helpers take part: of fewer rows they take off little, and cores have other work.
 MIN_SHARED_ROWS = 8
-SPIN_S = 0.005  # for longer the library's threads do not wait actively, on cores that helpers need
+SPIN_S = 0.005  # for longer the library's threads do not spin, on cores that helpers need
 PACK_ROWS = 8  # oneDNN's hint: of 1, 4, 8 and 16 the best over 1 to 64 rows
 
 Runs = Sequence[tuple[Product, torch.Tensor]]

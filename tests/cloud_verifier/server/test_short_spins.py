@@ -10,7 +10,7 @@ import pytest
 
 
 @pytest.mark.parametrize(("set_before", "found"), [(None, "20000"), ("7", "7")])
-def test_the_command_says_how_long_threads_wait_actively(set_before: str | None, found: str) -> None:
+def test_the_command_says_how_long_threads_spin(set_before: str | None, found: str) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     if set_before is not None:
         environment["GOMP_SPINCOUNT"] = set_before
