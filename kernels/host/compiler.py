@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -122,7 +123,10 @@ def _fill(folder: Path) -> None:
     except OSError as error:
         log.warning("no process could be started to compile the kernels: %s", error)
     except subprocess.CalledProcessError as error:
-        log.warning("the process that compiles the kernels ended with %d: %s", error.returncode, error.stderr)
+        if error.returncode != -signal.SIGINT:  # Ctrl-C, which reaches this process too
+            last = error.stderr.strip().rpartition("\n")[2]
+            log.warning("the process that compiles the kernels ended with %d: %s", error.returncode, last)
+            log.debug("%s", error.stderr)
 
 
 def _cache_key() -> str:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -79,7 +80,7 @@ def test_where_the_other_process_fails_kernels_are_compiled_here(package, tmp_pa
     (package / "host" / "other.py").write_text("raise RuntimeError('planted')")
     _, num_hits, logged = run_probe(package, tmp_path / "cache")
     assert num_hits == 0
-    assert "ended with 1" in logged
+    assert "ended with 1" in logged and "Traceback" not in logged
     assert "planted" in logged
 
 
@@ -100,6 +101,15 @@ def test_where_nothing_can_be_written_kernels_work_and_one_line_is_logged(packag
         _, num_hits, logged = run_probe(package, tmp_path / "file" / "cache")
         assert num_hits == 0
         assert logged.count("the kernels are compiled again at every start") == 1
+
+
+def test_ctrl_c_while_another_process_compiles_is_no_warning(monkeypatch, tmp_path, caplog):
+    def run(command, **options):
+        raise subprocess.CalledProcessError(-signal.SIGINT, command, stderr="Traceback\nKeyboardInterrupt\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    compiler._fill(tmp_path)
+    assert not caplog.records
 
 
 def test_threads_that_import_kernels_at_once_all_find_the_folder(monkeypatch):
