@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import json
+import random
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from benchmarks.reliability import run as bench
 from benchmarks.reliability.edges import EdgeLog
 from benchmarks.reliability.overload import judge, summarise
 from benchmarks.reliability.setup import Settings
-from benchmarks.reliability.soak import growth_percent
+from benchmarks.reliability.soak import growth_error_percent, growth_percent
 from outrider.experiments.shared.results import Measure
 
 
@@ -91,3 +93,14 @@ def test_growth_is_that_of_medians_an_hour() -> None:
     assert growth_percent(leaking, "files") == pytest.approx(100 * 6 / 19.5, rel=0.15)
     spiked = [(at_s, {"files": each["files"] + 90 * (at_s > 1700)}) for at_s, each in steady]
     assert growth_percent(spiked, "files") == 0
+
+
+def test_the_error_of_growth_is_how_much_it_varies_from_run_to_run() -> None:
+    def run(seed: int) -> list[tuple[float, dict[str, float]]]:
+        noise = random.Random(seed)
+        return [(20.0 * number, {"MiB": noise.gauss(130.0, 1.9)}) for number in range(157)]
+
+    runs = [run(seed) for seed in range(200)]
+    varying = statistics.stdev(growth_percent(each, "MiB") for each in runs)
+    assert statistics.fmean(growth_error_percent(each, "MiB") for each in runs) == pytest.approx(varying, rel=0.2)
+    assert growth_error_percent(runs[0][:2], "MiB") == 0.0
