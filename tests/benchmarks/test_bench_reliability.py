@@ -102,5 +102,7 @@ def test_the_error_of_growth_is_how_much_it_varies_from_run_to_run() -> None:
 
     runs = [run(seed) for seed in range(200)]
     varying = statistics.stdev(growth_percent(each, "MiB") for each in runs)
-    assert statistics.fmean(growth_error_percent(each, "MiB") for each in runs) == pytest.approx(varying, rel=0.2)
+    assert statistics.fmean(growth_error_percent(each, "MiB") for each in runs) == pytest.approx(
+        varying, rel=0.2
+    )
     assert growth_error_percent(runs[0][:2], "MiB") == 0.0
