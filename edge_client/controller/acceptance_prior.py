@@ -18,6 +18,7 @@ from typing import Self
 
 from outrider.edge_client.controller.acceptance import Calibration
 from outrider.edge_client.controller.acceptance_posterior import usual_prior
+from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.round_costs import EarlierCosts
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
@@ -53,6 +54,30 @@ class AcceptancePrior:
         self._time_ratios: dict[ExecutionMode, float] = {}
         self._lock = threading.Lock()
         self._sequences: dict[PriorKey, _Sequences] = {}
+
+    # ------------------------------------------------------------------------- of a sequence's conditions
+
+    def start_times(self, conditions: Conditions) -> None:
+        """Lets a sequence that is about to begin start with the times of earlier ones."""
+        conditions.costs.start_from(self.costs)
+        conditions.start_from_time_ratios(self.time_ratios)
+
+    def start_acceptance(self, key: PriorKey, conditions: Conditions) -> None:
+        """Lets a sequence that is about to begin start with the acceptance of earlier ones."""
+        posterior = conditions.acceptance.posterior
+        posterior.start_from(self.probabilities(key, posterior.usual))
+        if (earlier := self.calibration(key)) is not None:
+            conditions.acceptance.start_from(earlier)
+
+    def learn_from(self, key: PriorKey, conditions: Conditions) -> None:
+        """Adds what a sequence that has ended found, unless nothing of its drafts was judged."""
+        acceptance = conditions.acceptance
+        if (posterior := acceptance.posterior).has_observed:
+            self.learn(key, posterior.probabilities, acceptance.calibration, posterior.num_judged)
+            self.learn_time_ratios(conditions.learned_time_ratios)
+            self.costs = conditions.costs.learned()
+
+    # ------------------------------------------------------------------------------------- its parts
 
     def probabilities(self, key: PriorKey, usual: Sequence[float] | None = None) -> list[float]:
         """Returns the prior of a sequence that is about to begin. `usual` is that of an unknown draft of this kind;

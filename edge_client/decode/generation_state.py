@@ -332,17 +332,13 @@ class GenerationState:
         """Lets the policies start with the times of earlier generations."""
         prior, conditions = self._acceptance_prior, self._remembered_conditions
         if prior is not None and conditions is not None:
-            conditions.costs.start_from(prior.costs)
-            conditions.start_from_time_ratios(prior.time_ratios)
+            prior.start_times(conditions)
 
     def recall_acceptance(self, model: ModelInfo) -> None:
         """Lets the policies start with the acceptance of earlier generations."""
         prior, conditions = self._acceptance_prior, self._remembered_conditions
         if prior is not None and conditions is not None:
-            posterior = conditions.acceptance.posterior
-            posterior.start_from(prior.probabilities(self._prior_key(model), posterior.usual))
-            if (earlier := prior.calibration(self._prior_key(model))) is not None:
-                conditions.acceptance.start_from(earlier)
+            prior.start_acceptance(self._prior_key(model), conditions)
 
     @property
     def num_prompt_choices(self) -> int:
@@ -363,14 +359,8 @@ class GenerationState:
     def remember(self) -> None:
         """Keeps the measured acceptance for later generations."""
         prior, conditions = self._acceptance_prior, self._remembered_conditions
-        if prior is None or conditions is None or self._model is None:
-            return
-        if (posterior := conditions.acceptance.posterior).has_observed:
-            acceptance = conditions.acceptance.calibration
-            key, probabilities = self._prior_key(self._model), posterior.probabilities
-            prior.learn(key, probabilities, acceptance, posterior.num_judged)
-            prior.learn_time_ratios(conditions.learned_time_ratios)
-            prior.costs = conditions.costs.learned()
+        if prior is not None and conditions is not None and self._model is not None:
+            prior.learn_from(self._prior_key(self._model), conditions)
 
     def _prior_key(self, model: ModelInfo) -> PriorKey:
         return PriorKey.at(model.target_fingerprint, self.options.sampling.temperature)

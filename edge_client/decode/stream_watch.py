@@ -1,14 +1,13 @@
-"""Measuring, while the target streams, what rounds would be worth, and choosing when to leave the stream."""
+"""Following the target's stream for the mode policy, and choosing when to leave it."""
 
 from __future__ import annotations
 
 from outrider.common.types import GeneratedTokens
 from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.settings import SETTINGS
+from outrider.edge_client.controller.stream_measurement import StreamMeasurement
 from outrider.edge_client.core.options import OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
-
-_READ_IN_A_ROUND = 2  # tokens that a round's draft reads at most: a last draft and a bonus
 
 
 class StreamWatch:
@@ -18,29 +17,16 @@ class StreamWatch:
         self.is_left = False
         self._state = state
         self._choice = choice
-        self._num_tokens = 0
-        self._looked_s = 0.0  # the time of the last look
+        self._measurement = StreamMeasurement(choice)
         self._probed_s = state.clock.now()
-        # The draft's next token, and the seconds it took where it read no more than in a round.
-        self._shadow: tuple[int, float | None] | None = None
-        self._num_unread = 0  # tokens since the draft was last asked
 
     def should_leave(self, tokens: GeneratedTokens) -> bool:
         """Measures a message; returns True once, when the stream should be stopped."""
         if self.is_left or tokens.is_last or not tokens.token_ids:
             return False
-        self._compare(tokens.token_ids[0])
-        self._num_tokens += len(tokens.token_ids)
-        self._num_unread += len(tokens.token_ids)
-        if self._choice.should_probe_draft(self._num_tokens):
-            self._draft()
-        if self._num_tokens % SETTINGS.stream_sample_tokens:
+        if not self._measurement.observe(tokens.token_ids, self._state.clock.now, self._draft_next):
             return False
-        now_s = self._state.clock.now()
-        if self._looked_s:
-            self._choice.observe_stream((now_s - self._looked_s) / SETTINGS.stream_sample_tokens)
-        self._looked_s = now_s
-        self._probe_rtt(now_s)
+        self._probe_rtt(self._state.clock.now())
         self._state.window.choose(self._state.tokens.num_remaining)
         self.is_left = not self._state.is_to_stream
         return self.is_left
@@ -53,20 +39,9 @@ class StreamWatch:
         self.is_left = True
         return True
 
-    def _compare(self, token_id: int) -> None:
-        if self._shadow is not None:
-            expected, draft_s = self._shadow
-            self._choice.observe_probe(token_id == expected, draft_s)
-            self._shadow = None
-
-    def _draft(self) -> None:
+    def _draft_next(self) -> tuple[int | None, float]:
         draft, draft_ms = self._state.proposer.propose(1)
-        draft_s = draft_ms / 1e3 if self._num_unread <= _READ_IN_A_ROUND else None
-        self._num_unread = 0
-        if draft.token_ids:
-            self._shadow = draft.token_ids[0], draft_s
-        else:
-            self._choice.observe_probe(is_accepted=False, draft_s=draft_s)
+        return draft.token_ids[0] if draft.token_ids else None, draft_ms / 1e3
 
     def _probe_rtt(self, now_s: float) -> None:
         remote = self._state.remote

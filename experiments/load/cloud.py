@@ -147,26 +147,30 @@ class ReplayedText(CloudStream):
         await self._generate(len(self._recorded.output_ids), self._opened)
 
     def _take_message(self, message: GeneratedTokens) -> None:
-        start, since_s, metrics = len(self.token_ids), self.times_s[-1], message.metrics
+        start, since_s = len(self.token_ids), self.times_s[-1]
         self._take(message.token_ids)
         expected = self._recorded.output_ids[start : len(self.token_ids)]
         if tuple(message.token_ids) != expected:
             seed = self._recorded.sampling.seed
             self._tally.note_mismatch(f"seed {seed}, token {start}: {message.token_ids}, recorded {expected}")
         if message.token_ids:
-            self._tally.rounds.append(
-                RoundSample(
-                    self.times_s[-1],
-                    self.times_s[-1] - since_s,
-                    metrics.forward_ns,
-                    metrics.queue_ns,
-                    metrics.total_ns,
-                    metrics.batch_size,
-                    self._number,
-                    len(message.token_ids),
-                    message.num_draft_tokens,
-                )
-            )
+            self._tally.rounds.append(generated_sample(message, self.times_s[-1], since_s, self._number))
+
+
+def generated_sample(message: GeneratedTokens, now_s: float, since_s: float, session: int) -> RoundSample:
+    """Returns the sample of a message that came at `now_s`, after the one of `since_s`."""
+    metrics = message.metrics
+    return RoundSample(
+        now_s,
+        now_s - since_s,
+        metrics.forward_ns,
+        metrics.queue_ns,
+        metrics.total_ns,
+        metrics.batch_size,
+        session,
+        len(message.token_ids),
+        message.num_draft_tokens,
+    )
 
 
 async def open_and_close(connection: WireConnection, prompt_ids: Sequence[int]) -> Opening:

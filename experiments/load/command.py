@@ -5,6 +5,7 @@ So the verifier is measured without draft models competing for its cores, and ev
     python -m outrider.experiments.load --address HOST:PORT --recording FILE --sessions 16 --closed --think-ms 5
     python -m outrider.experiments.load --address HOST:PORT --recording FILE --sessions 256 --rate 500 --seconds 30
     python -m outrider.experiments.load --address HOST:PORT --recording TRACES --closed --depth-policy optimal
+    python -m outrider.experiments.load --address HOST:PORT --recording F --closed --mode auto --depth-policy optimal
     python -m outrider.experiments.load --address HOST:PORT --recording TRACES --closed --mode cloud-only
 
 Closed loop: a session sends its next round `--think-ms` (draft time plus round trip) after the last verdict.
@@ -31,14 +32,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from outrider.common.errors import LinkError, UsageError
-from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.fixed import DEFAULT_DEPTH
-from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
+from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.session.session import new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
 from outrider.experiments.load.cloud import ReplayedText
-from outrider.experiments.load.drafting import DraftingStream
+from outrider.experiments.load.drafting import Drafting, DraftingStream
 from outrider.experiments.load.recording import RecordedSession, Recording
 from outrider.experiments.load.report import LoadReport, Tally
 from outrider.experiments.load.stream import ReplayStream
@@ -47,7 +47,13 @@ from outrider.experiments.shared.verifier_metrics import memory_peaks, read_metr
 
 DESCRIBE_TIMEOUT_S = 10.0
 GRACE_S = 5.0  # how long rounds under way at the end may take before they count as hung
-MODES = (ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY, ExecutionMode.CO_LOCATED)
+MODES = (
+    ExecutionMode.SPECULATIVE,
+    ExecutionMode.AUTO,
+    ExecutionMode.CLOUD_ONLY,
+    ExecutionMode.CO_LOCATED,
+)
+DRAFTING_MODES = (ExecutionMode.SPECULATIVE, ExecutionMode.AUTO)
 
 
 CallT = TypeVar("CallT", ReplayStream, ReplayedText)
@@ -71,14 +77,18 @@ class LoadPlan:
     num_speculative_tokens: int | None = None
     draft_token_s: float = 0.0  # that a session takes for each drafted token
 
-    def make_policy(self) -> DepthPolicy:
-        """Returns a new depth policy."""
-        return create_depth_policy(self.depth_policy, self.num_speculative_tokens)
+    @property
+    def drafting(self) -> Drafting:
+        """Returns how sessions recorded as traces draft."""
+        may_stream = self.mode is ExecutionMode.AUTO
+        return Drafting(self.depth_policy, self.num_speculative_tokens, self.draft_token_s, may_stream)
 
     def check(self, recording: Recording) -> None:
         """Raises `UsageError` where the recording has not what the plan replays."""
         is_traced = all(session.trace is not None for session in recording.sessions)
-        if is_traced and not self.depth_policy and self.mode is ExecutionMode.SPECULATIVE:
+        if self.mode is ExecutionMode.AUTO and not is_traced:
+            raise UsageError("--mode auto needs traces: record them with --traces 128")
+        if is_traced and not self.depth_policy and self.mode in DRAFTING_MODES:
             raise UsageError("--recording holds traces: say how to draft, --depth-policy fixed or optimal")
         if self.depth_policy and not is_traced:
             raise UsageError("--depth-policy needs traces: record them with --traces 128")
@@ -93,7 +103,7 @@ async def run_load(address: str, recording: Recording, plan: LoadPlan) -> LoadRe
     one that has not what the plan replays."""
     plan.check(recording)
     tally = Tally()
-    if plan.mode is not ExecutionMode.SPECULATIVE:
+    if plan.mode not in DRAFTING_MODES:
         return await _run_texts(address, recording, plan, tally)
     async with open_streams(address, recording, plan, tally) as streams:
         since_s = time.perf_counter() + plan.warmup_s
@@ -116,9 +126,7 @@ async def open_streams(
     def make(connection: WireConnection, recorded: RecordedSession) -> ReplayStream:
         if not plan.depth_policy:
             return ReplayStream(connection, recorded, tally, deadline_ms=deadline_ms)
-        return DraftingStream(
-            connection, recorded, tally, plan.make_policy, plan.draft_token_s, deadline_ms=deadline_ms
-        )
+        return DraftingStream(connection, recorded, tally, plan.drafting, deadline_ms=deadline_ms)
 
     async with _opened(address, recording, plan, tally, make) as streams:
         yield streams

@@ -1,36 +1,62 @@
-"""A session of the load generator that drafts as an edge does: a depth policy chooses each round's length, a recorded
-trace says what the draft proposes there, and drafting takes its time without using a processor."""
+"""A session of the load generator that drafts as an edge does: the edge's own policies choose each round's length and,
+with `--mode auto`, when the target's stream is faster; a recorded trace says what the draft proposes, and drafting
+takes its time without using a processor."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
+from dataclasses import dataclass
 
 from outrider.common import codec
 from outrider.common.alignment import TokenChain
 from outrider.common.pb import outrider_pb2 as pb
-from outrider.common.types import VerifyRequest
-from outrider.edge_client.controller.depth.base import DepthPolicy
+from outrider.common.types import (
+    CancelRequest,
+    GeneratedTokens,
+    GenerateRequest,
+    Progress,
+    RoundError,
+    RoundErrorCode,
+    VerifyRequest,
+)
+from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
+from outrider.edge_client.controller.conditions import Conditions
+from outrider.edge_client.controller.depth.registry import create_depth_policy
+from outrider.edge_client.controller.stream_measurement import StreamMeasurement
+from outrider.edge_client.controller.window import Pipelining, create_window
+from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
+from outrider.edge_client.decode.recorder import Recorder
+from outrider.experiments.load.cloud import generated_sample
 from outrider.experiments.load.recording import RecordedSession
-from outrider.experiments.load.report import Tally
-from outrider.experiments.load.stream import Expected, ReplayStream
-from outrider.experiments.load.wire import WireConnection
+from outrider.experiments.load.report import Refusal, Tally
+from outrider.experiments.load.stream import MIN_RETRY_S, Expected, ReplayStream
+from outrider.experiments.load.wire import StreamLost, WireConnection
 from outrider.experiments.simulator.parts.drafts import TracedSequence
 from outrider.experiments.simulator.parts.times import DraftTimes
 
 
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """Says how sessions draft."""
+
+    depth_policy: str
+    num_speculative_tokens: int | None = None  # where the policy starts
+    token_s: float = 0.0  # of each drafted token
+    may_stream: bool = False  # the mode is `auto`
+
+
 class DraftingStream(ReplayStream):
-    """Replays a text that was recorded as a trace. Each pass through it begins with a new policy, as a generation
-    does."""
+    """Replays a text that was recorded as a trace. Each pass through it begins with new policies, which know what those
+    of the passes before found, as an edge's next generation does."""
 
     def __init__(
         self,
         connection: WireConnection,
         recorded: RecordedSession,
         tally: Tally,
-        make_policy: Callable[[], DepthPolicy],
-        draft_token_s: float,
+        drafting: Drafting,
         *,
         deadline_ms: int = 0,
     ) -> None:
@@ -38,34 +64,86 @@ class DraftingStream(ReplayStream):
         assert recorded.trace is not None, "the session was recorded as rounds"
         self._text, self._num_positions = recorded.trace.text, len(recorded.trace.runs)
         self._known = recorded.trace.known_text(recorded.prompt_ids)
-        self._make_policy, self._deadline_ms = make_policy, deadline_ms
-        self._times = DraftTimes(token_ms=draft_token_s * 1e3)
+        self._drafting, self._deadline_ms = drafting, deadline_ms
+        self._times = DraftTimes(token_ms=drafting.token_s * 1e3)
+        self._prior, self._key = AcceptancePrior(), PriorKey.at("", recorded.sampling.temperature)
         self._round: tuple[pb.SessionRequest, Expected] | None = None
-        self._restart()
+        self._begin()
 
-    def _restart(self) -> None:
-        num_prompt_tokens = len(self.recorded.prompt_ids)
+    # ------------------------------------------------------------------------------- a pass of the text
+
+    def _begin(self) -> None:
+        num_prompt_tokens, drafting = len(self.recorded.prompt_ids), self._drafting
         self._index = 0  # positions of the text so far
-        self._policy = self._make_policy()
         self._chain = TokenChain((*self.recorded.prompt_ids, self._text[0]))
         self._sequence = TracedSequence(
             self._times, self._spend, self._known.trace, num_prompt_tokens, 0, self._known
         )
         self._sequence.commit(self._chain.token_ids)
+        self._conditions = Conditions()
+        self._prior.start_times(self._conditions)
+        self._prior.start_acceptance(self._key, self._conditions)
+        start = drafting.num_speculative_tokens
+        self._depth = create_depth_policy(drafting.depth_policy, start, self._conditions)
+        self._window = create_window(
+            Pipelining.OFF,
+            None,
+            drafting.depth_policy,
+            num_speculative_tokens=start,
+            has_stream_too=drafting.may_stream,
+            conditions=self._conditions,
+        )
+        self._recorder = Recorder(self._depth, self._window, self._conditions)
+        self._window.choose(self._num_left)
         self._round = None
+
+    def _restart(self) -> None:
+        self._recorder.observe()
+        self._prior.learn_from(self._key, self._conditions)
+        self._begin()
+
+    @property
+    def _num_left(self) -> int:
+        return self._num_positions - self._index
+
+    @property
+    def _is_to_stream(self) -> bool:
+        policy = self._window.policy
+        return policy is not None and policy.current is ExecutionMode.CLOUD_ONLY
+
+    def _observe_opening(self, opened: pb.Opened, wait_s: float) -> None:
+        metrics = opened.metrics
+        self._conditions.observe_opening(
+            max(0.0, wait_s - metrics.total_ns / 1e9),
+            metrics.forward_ns / 1e9,
+            self._drafting.token_s,
+            opened.step_fixed_ns / 1e9,
+            opened.step_token_ns / 1e9,
+        )
+        self._window.choose(self._num_left)
+
+    def _write(self, token_ids: tuple[int, ...]) -> None:
+        self._index += len(token_ids)
+        self._chain.extend(token_ids)
+        self._sequence.commit(token_ids)
 
     def _spend(self, seconds: float) -> None:
         self._draft_s += seconds
 
     async def round_at_last(self) -> None:
-        """Drafts, and sends the round until it is not refused."""
+        """Drafts, and sends the round until it is not refused; or has the target write, as long as that is faster."""
+        if self._is_to_stream:
+            await self._stream()
+            return
         self._draft()
         await asyncio.sleep(self._draft_s)
         await super().round_at_last()
 
+    # ------------------------------------------------------------------------------------------- rounds
+
     def _draft(self) -> None:
         self._draft_s = 0.0
-        draft = self._sequence.propose(self._policy.next_depth(), self._policy.stop_rule())
+        draft = self._sequence.propose(self._depth.next_depth(), self._depth.stop_rule())
         self._drafted = draft
         start, num_drafted = self._index + 1, len(draft.token_ids)
         num_right = min(self._known.trace.runs[self._index], num_drafted)
@@ -87,12 +165,13 @@ class DraftingStream(ReplayStream):
 
     def _advance(self, verdict: pb.Verdict, wait_s: float) -> None:
         metrics = verdict.metrics
-        self._policy.observe(
+        self._recorder.record(
             RoundRecord(
                 round_id=verdict.round_id,
                 num_draft_tokens=len(self._drafted.token_ids),
                 num_accepted_tokens=verdict.accepted_len,
                 draft_ms=self._draft_s * 1e3,
+                since_ms=(self._draft_s + wait_s) * 1e3,
                 rtt_ms=wait_s * 1e3,
                 net_ms=wait_s * 1e3 - metrics.total_ns / 1e6,
                 queue_ms=metrics.queue_ns / 1e6,
@@ -103,8 +182,58 @@ class DraftingStream(ReplayStream):
                 confidences=self._drafted.confidences,
             )
         )
-        self._index += len(self._new)
-        self._chain.extend(self._new)
-        self._sequence.commit(self._new)
+        self._write(self._new)
         if self._index >= self._num_positions:
             self._restart()
+            return
+        if self._recorder.is_plan_due:
+            self._recorder.observe()
+        if not self._recorder.has_unobserved:
+            self._window.choose(self._num_left)
+
+    # -------------------------------------------------------------------------------------- the stream
+
+    async def _stream(self) -> None:
+        """Has the target write until the text ends, the policy leaves the stream, or the verifier refuses it. Raises
+        `StreamLost`."""
+        self._round_id += 1
+        self.send(GenerateRequest(self._round_id, self._chain.position, self._chain.hash, self._num_left))
+        policy = self._window.policy
+        assert policy is not None
+        measurement, is_left, since_s = StreamMeasurement(policy), False, time.perf_counter()
+        is_last = False
+        while not is_last:
+            reply = codec.decode_response(await self.hear())
+            now_s = time.perf_counter()
+            if isinstance(reply, RoundError) and reply.code is RoundErrorCode.REFUSED:
+                self._tally.refusals.append(Refusal(now_s, now_s - since_s, reply.retry_after_ms))
+                await asyncio.sleep(max(MIN_RETRY_S, reply.retry_after_ms / 1e3))
+                return
+            if isinstance(reply, Progress):
+                continue
+            if not isinstance(reply, GeneratedTokens):
+                raise StreamLost(f"the stream was answered by {reply}")
+            is_last = reply.is_last
+            if not reply.token_ids:
+                continue
+            self._tally.rounds.append(generated_sample(reply, now_s, since_s, self._number))
+            since_s = now_s
+            start = self._index + 1
+            expected = self._text[start : start + len(reply.token_ids)]
+            self._write(expected)
+            if reply.token_ids != expected:
+                self._tally.note_mismatch(f"token {start}: {reply.token_ids}, recorded {expected}")
+            if is_left or not self._num_left:
+                continue
+            if measurement.observe(expected, time.perf_counter, self._probe):
+                self._window.choose(self._num_left)
+                if is_left := not self._is_to_stream:
+                    self.send(CancelRequest(self._round_id))
+        if self._index >= self._num_positions:
+            self._restart()
+
+    def _probe(self) -> tuple[int | None, float]:
+        """Returns what the draft would propose, which it does beside the stream."""
+        right = self._text[self._index + 1]
+        is_right = self._known.trace.runs[self._index] > 0
+        return right if is_right else None, self._drafting.token_s

@@ -101,7 +101,9 @@ class ReplayStream(SessionCall):
                     self._tally.note_mismatch(
                         f"first token {reply.open.opened.first_token}, recorded {self.recorded.first_token}"
                     )
-                return time.perf_counter() - start_s
+                wait_s = time.perf_counter() - start_s
+                self._observe_opening(reply.open.opened, wait_s)
+                return wait_s
             error = reply.open.error
             if error.code != pb.ROUND_ERROR_CODE_REFUSED:
                 raise StreamLost(f"the opening was answered by: {reply}")
@@ -169,6 +171,9 @@ class ReplayStream(SessionCall):
 
     def _restart(self) -> None:
         self._index = 0
+
+    def _observe_opening(self, opened: pb.Opened, wait_s: float) -> None:
+        """Adds what an opening tells to whoever plans rounds."""
 
     def _take_error(self, error: pb.RoundError, start_s: float) -> bool:
         end_s = time.perf_counter()

@@ -237,6 +237,7 @@ def test_traces_survive_their_file(traces: Recording, tmp_path: Path) -> None:
         {"depth_policy": "fixed", "num_speculative_tokens": 3},
         {"depth_policy": "fixed", "num_speculative_tokens": 60},
         {"depth_policy": "optimal"},
+        {"depth_policy": "optimal", "mode": ExecutionMode.AUTO},
         {"mode": ExecutionMode.CLOUD_ONLY},
     ],
 )
