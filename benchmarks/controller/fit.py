@@ -104,7 +104,7 @@ NOT_FITTED: Mapping[str, Sequence[str]] = {
         "max_shared_delay_s",
         "min_stream_share",
     ),
-    "several sessions of one verifier": ("min_sharing_sessions",),
+    "several sessions of one verifier": ("min_sharing_sessions", "shared_wait_steps"),
     "a range or a limit": ("lengths_tried", "max_in_flight", "max_unanswered", "min_rtt_s"),
 }
 MIN_GAIN = 0.0005  # of the power mean, below which the shipped value stays

@@ -30,6 +30,7 @@ class EarlierCosts:
     rtt_s: float | None = None  # of a round alone
     draft_line: _Line | None = None
     stated_line: _Line | None = None  # of the verifier's steps, which it stated
+    num_sharing: float = 1.0  # sessions whose tokens its steps fed
 
 
 class _Times:
@@ -90,7 +91,9 @@ class RoundCosts:
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._overheads_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # of them, beyond a step
         self._opening_s: float | None = None
-        # What one more token of every session that it waited for would have added to each round, in seconds.
+        # Sessions whose tokens the verifier fed for each answer: those in its own step, and those it waited for.
+        self._sharing: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
+        # What one more token of every such session would have added to each round, in seconds.
         self._shared_token_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._num_rounds = 0
         self._drafts = _Times(1.0, SETTINGS.draft_weight_tokens)
@@ -116,11 +119,13 @@ class RoundCosts:
             stream_s = min(stream_s, SETTINGS.max_stream_overhead_s)
             stream_s = memory * earlier.stream_overhead_s + (1 - memory) * stream_s
         if edge_s is None:
-            return replace(earlier, stream_overhead_s=stream_s, stated_line=self._stated)
+            return replace(
+                earlier, stream_overhead_s=stream_s, stated_line=self._stated, num_sharing=self.num_sharing
+            )
         rtt_s = earlier.rtt_s if self.measured_rtt_s is None else self.measured_rtt_s
         has_drafted = self._drafts.recent.has_any or self._tree_drafts.has_any
         draft_line = self._draft_line() if has_drafted else earlier.draft_line
-        return EarlierCosts(stream_s, edge_s, rtt_s, draft_line, self._stated)
+        return EarlierCosts(stream_s, edge_s, rtt_s, draft_line, self._stated, self.num_sharing)
 
     @property
     def is_known(self) -> bool:
@@ -154,7 +159,7 @@ class RoundCosts:
             verify_ms, queue_ms = max(record.forward_ms, verify_ms - queue_ms), 0.0
         self._queues_s.append(queue_ms / 1e3)
         self._verify.observe(record.num_draft_tokens + 1, verify_ms / 1e3, is_alone)
-        self._shared_token_s.append(_shared_token_s(record))
+        self._observe_sharing(record)
         self._num_rounds += 1
         if self._overheads_s:  # a stream that was left is less of the present with every round
             self._overheads_s.popleft()
@@ -183,17 +188,39 @@ class RoundCosts:
         if is_alone:
             self._rtts_alone_s.append(seconds)
 
-    def observe_target(self, token_s: float) -> None:
-        """Adds the time between two tokens of the target's stream."""
+    def _observe_sharing(self, record: RoundRecord) -> None:
+        """Adds what a round's metrics tell of the sessions that shared the verifier's steps with it: nothing where it
+        does not say."""
+        if not record.forward_ms:
+            self._shared_token_s.append(0.0)
+            return
+        queue_ms = 0.0 if record.pipelined_hit else record.queue_ms
+        num_sharing = record.batch_size * (1 + queue_ms / record.forward_ms)
+        self._sharing.append(num_sharing)
+        is_shared = num_sharing >= SETTINGS.min_sharing_sessions
+        self._shared_token_s.append(num_sharing * record.step_token_ms / 1e3 if is_shared else 0.0)
+
+    def observe_target(self, token_s: float, batch_size: int = 0, forward_s: float = 0.0) -> None:
+        """Adds the time between two tokens of the target's stream, with the sessions in its last step and that one's
+        forward; 0: the verifier does not say."""
         self._estimate = None
+        if batch_size:
+            self._sharing.append(batch_size)
+        if forward_s and self._stated is not None and self.num_sharing > 1.0:
+            excess_s = forward_s - self._stated[0] - self.num_sharing * self._stated[1]
+            token_s = max(SETTINGS.min_stream_share * token_s, token_s - max(0.0, excess_s))
         self._targets_s.append(token_s)
         if (step_s := self._step_s()) is not None:
             self._overheads_s.append(token_s - step_s)
 
-    def observe_opening(self, forward_s: float, step_fixed_s: float = 0.0, step_token_s: float = 0.0) -> None:
-        """Adds the prompt's forward, an upper bound for one token, and the step times that the verifier
-        states (0: none yet)."""
+    def observe_opening(
+        self, forward_s: float, step_fixed_s: float = 0.0, step_token_s: float = 0.0, batch_size: int = 0
+    ) -> None:
+        """Adds the prompt's forward, an upper bound for one token, the step times that the verifier states (0: none
+        yet), and the sessions in that forward (0: it does not say)."""
         self._estimate = None
+        if batch_size:
+            self._sharing.append(batch_size)
         self._opening_s = forward_s
         if step_fixed_s or step_token_s:
             self._stated = (step_fixed_s, step_token_s)
@@ -206,22 +233,26 @@ class RoundCosts:
         return self._estimate
 
     def _make_estimate(self) -> tuple[ModelCosts, LinkCosts]:
-        line = self._line()
+        line = self._line() if self._num_rounds else self._expected_line()
         target_s, share = self._target_s(self._step_s()), SETTINGS.token_share_of_target
         base_s, token_s = line or (target_s * (1 - share), target_s * share)
         call_s, draft_token_s = self._draft_line()
-        own_s = self.measured_round_overhead_s
-        if own_s is None:
-            own_s = self.earlier.round_overhead_s
         models = ModelCosts(
             draft_token_s=draft_token_s,
             target_token_s=target_s,
             verify_fixed_s=base_s + token_s,
             verify_token_s=token_s,
-            draft_fixed_s=own_s + call_s,
+            draft_fixed_s=self._own_s + call_s,
         )
         rtt_s = max(self._rtt_s(models.verify_s(1) + self._max_delay_s), SETTINGS.min_rtt_s)
         return models, LinkCosts(rtt_s, work_s=min(rtt_s, self._max_work_s))
+
+    @property
+    def num_sharing(self) -> float:
+        """Returns how many sessions' tokens the verifier's steps feed, this one's included, as the median of recent
+        answers, or of an earlier sequence's; 1: no other's."""
+        num = statistics.median(self._sharing) if self._sharing else self.earlier.num_sharing
+        return num if num >= SETTINGS.min_sharing_sessions else 1.0
 
     @property
     def measured_rtt_s(self) -> float | None:
@@ -262,7 +293,7 @@ class RoundCosts:
         return statistics.median((*earlier_s, *self._overheads_s))
 
     def _line(self, weight_tokens: float | None = None) -> tuple[float, float] | None:
-        """Returns a forward's line over its tokens: of rounds, or what the verifier states; None: neither.
+        """Returns a round's line over its tokens: of rounds, or what the verifier states; None: neither.
         `weight_tokens` is that of the stated slope beside rounds.
 
         Where sessions share the verifier one more token delays all of them, and they all decide alike: its slope is
@@ -274,6 +305,32 @@ class RoundCosts:
             return self._verify.recent.line_of_slope(shared_token_s)
         stated_token_s = self._stated[1] if self._stated else None
         return self._verify.line(lambda _: stated_token_s, self._stated, weight_tokens)
+
+    def _expected_line(self) -> tuple[float, float] | None:
+        """Returns the line of rounds before there was one, by what the verifier states.
+
+        Where others share its steps, and all have rounds, a step feeds the rounds that came during the one before. So
+        while one session's round comes back, x tokens of each of the S sessions are fed: fixed_s * (1 + wait) + S x
+        token_s, wait being the part of a step that a round finds under way. What of this time the edge does not wait,
+        as it drafts or the answer travels, is not part of its verification.
+        """
+        if self._stated is None or self.num_sharing == 1.0:
+            return self._stated
+        own_token_s, token_s = self._stated[1], self.num_sharing * self._stated[1]
+        fixed_s = self._stated[0]
+        if self._targets_s:
+            fixed_s = max(fixed_s, statistics.median(self._targets_s) - token_s)
+        call_s, draft_token_s = self._draft_line()
+        away_s = call_s + self._own_s + self._rtt_s(0.0)
+        first_s = max(fixed_s + own_token_s, (1 + SETTINGS.shared_wait_steps) * fixed_s + token_s - away_s)
+        more_s = max(own_token_s, token_s - draft_token_s)
+        return max(0.0, first_s - more_s), more_s
+
+    @property
+    def _own_s(self) -> float:
+        """Returns the edge's own time in a round, without drafting."""
+        own_s = self.measured_round_overhead_s
+        return self.earlier.round_overhead_s if own_s is None else own_s
 
     def _draft_line(self) -> tuple[float, float]:
         """Returns a draft's line over its tokens. Until lengths differ a call is taken to have `draft_call_s` of
@@ -291,11 +348,14 @@ class RoundCosts:
         return self._drafts.line(token_s)
 
     def _step_s(self) -> float | None:
-        """Returns the verifier's step of one token; None until it stated one, or lengths differed. A round that comes
-        while a step is computed waits for its end, which a stream never does: its next token is in every step.
+        """Returns the verifier's step of one token, and of one of each session that shares it; None until it stated
+        one, or lengths differed. A round that comes while a step is computed waits for its end, which a stream never
+        does: its next token is in every step.
 
         Rounds are of more tokens: where their times vary, their slope says little of one token, so what the verifier
         states of it counts for more than in the line of rounds."""
+        if self._stated is not None and self.num_sharing > 1.0:
+            return self._stated[0] + self.num_sharing * self._stated[1]
         line = self._line(SETTINGS.stated_weight_tokens)
         if line is None or (self._stated is None and not self._verify.recent.is_sloped):
             return None
@@ -322,13 +382,3 @@ class RoundCosts:
         base_s = min(known_s, default=0.0)
         least_s = SETTINGS.min_stream_share * base_s
         return max(least_s, base_s + min(overhead_s, SETTINGS.max_stream_overhead_s))
-
-
-def _shared_token_s(record: RoundRecord) -> float:
-    """Returns what one more token of each session would have added to the round: of those in its forward, and in
-    the steps before it while it was queued. 0 where it was alone, and where the verifier does not say."""
-    if not record.forward_ms:
-        return 0.0
-    queue_ms = 0.0 if record.pipelined_hit else record.queue_ms
-    num_sessions = record.batch_size * (1 + queue_ms / record.forward_ms)
-    return num_sessions * record.step_token_ms / 1e3 if num_sessions >= SETTINGS.min_sharing_sessions else 0.0

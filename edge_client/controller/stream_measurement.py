@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
+from outrider.common.types import GeneratedTokens
 from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.settings import SETTINGS
 
@@ -24,9 +25,10 @@ class StreamMeasurement:
         self._probe: tuple[int, float | None] | None = None
         self._num_unread = 0  # tokens since the draft was last asked
 
-    def observe(self, token_ids: Sequence[int], now: Callable[[], float], draft_next: DraftNext) -> bool:
-        """Adds a message's tokens, which the text has by now; returns whether the time was taken (`now`, in seconds),
-        after which the policy may decide."""
+    def observe(self, message: GeneratedTokens, now: Callable[[], float], draft_next: DraftNext) -> bool:
+        """Adds a message with tokens, which the text has by now; returns whether the time was taken (`now`, in
+        seconds), after which the policy may decide."""
+        token_ids = message.token_ids
         if self._probe is not None:
             expected, draft_s = self._probe
             self._policy.observe_probe(token_ids[0] == expected, draft_s)
@@ -39,7 +41,9 @@ class StreamMeasurement:
             return False
         now_s = now()
         if self._sampled_s:
-            self._policy.observe_stream((now_s - self._sampled_s) / SETTINGS.stream_sample_tokens)
+            token_s = (now_s - self._sampled_s) / SETTINGS.stream_sample_tokens
+            metrics = message.metrics
+            self._policy.observe_stream(token_s, metrics.batch_size, metrics.forward_ns / 1e9)
         self._sampled_s = now_s
         return True
 

@@ -24,7 +24,7 @@ class StreamWatch:
         """Measures a message; returns True once, when the stream should be stopped."""
         if self.is_left or tokens.is_last or not tokens.token_ids:
             return False
-        if not self._measurement.observe(tokens.token_ids, self._state.clock.now, self._draft_next):
+        if not self._measurement.observe(tokens, self._state.clock.now, self._draft_next):
             return False
         self._probe_rtt(self._state.clock.now())
         self._state.window.choose(self._state.tokens.num_remaining)

@@ -119,6 +119,7 @@ class DraftingStream(ReplayStream):
             self._drafting.token_s,
             opened.step_fixed_ns / 1e9,
             opened.step_token_ns / 1e9,
+            metrics.batch_size,
         )
         self._window.choose(self._num_left)
 
@@ -225,7 +226,7 @@ class DraftingStream(ReplayStream):
                 self._tally.note_mismatch(f"token {start}: {reply.token_ids}, recorded {expected}")
             if is_left or not self._num_left:
                 continue
-            if measurement.observe(expected, time.perf_counter, self._probe):
+            if measurement.observe(reply, time.perf_counter, self._probe):
                 self._window.choose(self._num_left)
                 if is_left := not self._is_to_stream:
                     self.send(CancelRequest(self._round_id))

@@ -114,7 +114,13 @@ def replayed(
 
 def reports_of(**speeds: float) -> dict[int, dict[str, list[LoadReport]]]:
     """Every way has 100 tokens a second but those given, by their names here; half as fast with 32 sessions."""
-    names = {"two": "drafts of 2", "four": "drafts of 4", "own": "own depth", "there": "co-located, 4"}
+    names = {
+        "two": "drafts of 2",
+        "four": "drafts of 4",
+        "own": capacity.OWN,
+        "auto": capacity.AUTO,
+        "there": "co-located, 4",
+    }
     by_way = {names[name]: speed for name, speed in speeds.items()}
     return {
         number: {
@@ -127,7 +133,8 @@ def reports_of(**speeds: float) -> dict[int, dict[str, list[LoadReport]]]:
 
 def test_capacity_compares_the_best_length_with_cloud_only_and_with_what_steps_allow() -> None:
     found = {
-        each.id: each for each in capacity.judge(reports_of(two=150, four=180, own=99, there=140), STEPS_S)
+        each.id: each
+        for each in capacity.judge(reports_of(two=150, four=180, own=90, auto=99, there=140), STEPS_S)
     }
     assert (found["real.capacity8"].value, found["real.capacity8"].met) == (1.8, True)
     assert "drafts of 4 : cloud-only (A/A 1.000)" in found["real.capacity8"].measure
@@ -136,20 +143,22 @@ def test_capacity_compares_the_best_length_with_cloud_only_and_with_what_steps_a
     assert (
         against.value == pytest.approx(180 / 140, abs=1e-4) and "1.29 with 8, 1.29 with 32" in against.measure
     )
-    assert (found["real.capacity_load"].value, found["real.capacity_load"].met) == (0.99, False)
+    load = found["real.capacity_load"]
+    assert (load.value, load.met) == (0.99, False)
+    assert "0.99 with 1, 0.99 with 8, 0.99 with 16; rounds alone 0.90, of 4.0 tokens" in load.measure
 
 
 def test_the_sessions_that_fit_are_the_most_of_which_all_fewer_fit_too() -> None:
     reports = reports_of()
-    assert [capacity.num_within(reports, "own depth", limit) for limit in (2, 2.5, 25, 39, 100)] == [
+    assert [capacity.num_within(reports, capacity.OWN, limit) for limit in (2, 2.5, 25, 39, 100)] == [
         0,
         1,
         8,
         8,
         32,
     ]
-    reports[8]["own depth"] = [replayed(100.0, p95_ms=60.0)]
-    assert capacity.num_within(reports, "own depth", 50) == 1, "16 sessions would fit, 8 did not"
+    reports[8][capacity.OWN] = [replayed(100.0, p95_ms=60.0)]
+    assert capacity.num_within(reports, capacity.OWN, 50) == 1, "16 sessions would fit, 8 did not"
 
 
 def test_the_table_has_a_line_for_each_number_of_sessions() -> None:

@@ -648,3 +648,50 @@ def test_a_round_alone_or_of_unknown_company_costs_what_was_measured(
             costs.observe(record)
         found.append(costs.estimate())
     assert found[0] == found[1]
+
+
+def streamed(costs: RoundCosts, num_sessions: int, extra_rows: int = 0, num_samples: int = 8) -> None:
+    """Adds a stream of steps of 1 ms and 0.1 ms for each row, one of every session and those of others' drafts."""
+    forward_s = 0.001 + 0.0001 * (num_sessions + extra_rows)
+    for _ in range(num_samples):
+        costs.observe_target(forward_s + 0.0005, num_sessions, forward_s)
+
+
+def opened_costs(num_sessions: int = 1, earlier: EarlierCosts | None = None) -> RoundCosts:
+    costs = RoundCosts(earlier=earlier)
+    costs.observe_rtt(0.001)
+    costs.observe_draft(0.0006, 1)
+    costs.observe_opening(0.004, 0.001, 0.0001, num_sessions)
+    return costs
+
+
+def test_a_stream_tells_what_rounds_of_all_who_share_it_would_cost() -> None:
+    alone, beside = opened_costs(), opened_costs()
+    streamed(alone, 1)
+    streamed(beside, 32)
+    (one, link), (many, _) = alone.estimate(), beside.estimate()
+    assert one.verify_token_s == pytest.approx(0.0001), "no other session's tokens are in a step"
+    assert many.target_token_s == pytest.approx(0.0047) and many.verify_token_s > 20 * one.verify_token_s
+    # 32 sessions of 5 tokens are 16 ms of the verifier, 1.5 ms a step, and the edge is away for some of it.
+    round_ms = 1e3 * (many.draft_s(4) + link.rtt_s + many.verify_s(4))
+    assert 16.0 < round_ms < 16.0 + 1.5 * 1.5 + 1.0
+
+
+def test_the_next_text_begins_with_the_load_of_the_last_one_and_an_opening_tells_it_anew() -> None:
+    last = opened_costs()
+    streamed(last, 32)
+    following = opened_costs(num_sessions=0, earlier=last.learned())  # a verifier that keeps it to itself
+    assert following.num_sharing == 32 and following.estimate()[0].target_token_s > 0.004
+    assert opened_costs(num_sessions=1, earlier=last.learned()).num_sharing == 1
+    assert opened_costs(num_sessions=8).num_sharing == 8
+
+
+def test_others_drafts_in_a_streams_steps_do_not_count_as_its_own_cost() -> None:
+    """Or whoever streams would leave for rounds because others have, where all are faster if all stream."""
+    pure, mixed = opened_costs(), opened_costs()
+    streamed(pure, 32)
+    streamed(mixed, 32, extra_rows=20)
+    assert mixed.estimate()[0].target_token_s == pytest.approx(pure.estimate()[0].target_token_s)
+    crowded = opened_costs()
+    streamed(crowded, 32, extra_rows=1000)
+    assert crowded.estimate()[0].target_token_s > 0.5 * 0.1, "nor is it expected to be much faster than it is"

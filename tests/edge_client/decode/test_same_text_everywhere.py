@@ -109,7 +109,7 @@ def told_window(handling: str, policy: str, weather: Weather, ways: Counter[str]
         return window
     see_stream, see_shadow = choice.observe_stream, choice.observe_probe
 
-    def see_tokens(token_s: float) -> None:
+    def see_tokens(token_s: float, *metrics: float) -> None:
         see_stream(weather.forward_s)
         choice.observe_rtt(weather.trip_s())
 

@@ -25,7 +25,7 @@ class Choice:
     def observe_probe(self, is_accepted: bool, draft_s: float | None) -> None:
         self.probes.append((is_accepted, draft_s))
 
-    def observe_stream(self, token_s: float) -> None:
+    def observe_stream(self, token_s: float, *metrics: float) -> None:
         pass
 
 

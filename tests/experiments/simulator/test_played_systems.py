@@ -290,3 +290,27 @@ def test_sessions_that_come_back_together_share_their_steps():
     together = seen(system(group, verifier=verifier, seconds=3.0)).outcome
     assert together.total.tokens_per_s > 3 * alone.total.tokens_per_s
     assert together.verifiers[0].mean_batch > 3
+
+
+# ------------------------------------------------------------------------------------- many sessions
+
+
+@pytest.mark.parametrize("token_ms, better", [(0.2, "cloud-only"), (0.05, "speculative")])
+def test_where_many_share_a_verifier_auto_is_as_fast_as_the_better_mode(token_ms, better):
+    """Of 24 edges each is faster with rounds, for as long as the others stream; all of them are where tokens are
+    cheap."""
+    verifier = {"times": {"step_ms": 1.2, "token_ms": token_ms, "answer_ms": 0.05}}
+    seconds = {}
+    for mode in ("cloud-only", "speculative", "auto"):
+        group = edges(
+            count=24,
+            requests=3,
+            edge={"mode": mode, "depth_policy": "optimal"},
+            link={"rtt_ms": 0.8},
+            draft={"token_ms": 0.6},
+            acceptance="embedded T=0.8",
+            output_tokens=96,
+        )
+        seconds[mode] = max(log.end_s for log in seen(system(group, verifier=verifier)).logs)
+    assert min(seconds, key=lambda mode: (mode == "auto", seconds[mode])) == better, seconds
+    assert seconds["auto"] <= 1.05 * seconds[better], seconds
