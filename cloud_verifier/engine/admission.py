@@ -213,6 +213,7 @@ class Admission:
     ) -> SessionResponse | None:
         """Returns a stored reply or an error; None where the round must be computed."""
         try:
+            validation.check_round_id(request)
             if isinstance(request, VerifyRequest):
                 if (reply := session.stored_reply(request)) is not None:
                     return reply

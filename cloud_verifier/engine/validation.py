@@ -119,9 +119,13 @@ def _check_co_located(request: GenerateRequest, opening: OpenRequest, model: Mod
         )
 
 
-def _check_base(request: VerifyRequest | GenerateRequest, session: Session) -> None:
+def check_round_id(request: VerifyRequest | GenerateRequest) -> None:
+    """Checks that it is one, whatever the session's last one was. Raises `InvalidFieldError`."""
     if request.round_id < 1:
         raise InvalidFieldError("round_id", "must be at least 1")
+
+
+def _check_base(request: VerifyRequest | GenerateRequest, session: Session) -> None:
     if request.base_position < session.opening.num_prompt_tokens:
         raise InvalidFieldError(
             "base_position",

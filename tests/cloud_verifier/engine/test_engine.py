@@ -512,7 +512,7 @@ def test_a_wrong_tokenizer_is_refused_with_both_fingerprints() -> None:
         ({"committed_tokens": (1,) * 60}, RoundErrorCode.INVALID, "draft_tokens"),
         ({"committed_tokens": (32,)}, RoundErrorCode.INVALID, "committed_tokens"),
         ({"base_position": 2}, RoundErrorCode.INVALID, "base_position"),
-        ({"round_id": 0}, RoundErrorCode.STALE, ""),
+        ({"round_id": 0}, RoundErrorCode.INVALID, "round_id"),
         ({"parents": (-1,), "draft_tokens": (1, 2)}, RoundErrorCode.INVALID, "parents"),
         ({"parents": (-1, 1), "draft_tokens": (1, 2)}, RoundErrorCode.INVALID, "parents"),
         ({"parents": (-1, -2), "draft_tokens": (1, 2)}, RoundErrorCode.INVALID, "parents"),
@@ -531,6 +531,21 @@ def test_a_bad_round_is_refused_and_the_next_good_one_works(
     assert isinstance(error, RoundError), error
     assert (error.code, error.field) == (code, field)
     assert isinstance(harness.ask(session_id, good), Verdict)
+
+
+@pytest.mark.parametrize("kind", ["verify", "generate"])
+def test_a_round_of_no_id_is_told_so_also_later_in_a_session(kind: str) -> None:
+    harness = Harness()
+    session_id, opened = harness.open()
+    asked: VerifyRequest | GenerateRequest = VerifyRequest(0, opened.position, opened.hash)
+    if kind == "generate":
+        asked = GenerateRequest(0, opened.position, opened.hash, 4)
+    for _ in range(2):
+        error = harness.ask(session_id, asked)
+        assert isinstance(error, RoundError)
+        assert (error.code, error.field) == (RoundErrorCode.INVALID, "round_id")
+        verdict = harness.ask(session_id, VerifyRequest(2, opened.position, opened.hash))
+        assert isinstance(verdict, Verdict)
 
 
 def test_the_least_recently_used_kv_is_evicted_and_recomputed() -> None:
