@@ -14,6 +14,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
+from outrider.cloud_verifier.engine.delivery import Delivery
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.common.errors import OutriderError
 from outrider.common.process.thread_pool import start_pool
@@ -25,6 +26,8 @@ IDLE_TURN_S = 0.001  # until the next look where a step found nothing it could d
 # A message needs a few turns of the loop from its socket to the engine, and an answer as many back. Where one
 # step follows the other the loop has them in between: what waits in sockets joins the next, or is refused.
 LOOP_TURNS, CROWDED_S = 4, 0.0005
+# How long the next step waits for answers to the step before the last one: a client that does not read costs it once.
+MAX_DELIVERY_S = 0.005
 
 
 class EngineStoppedError(OutriderError):
@@ -37,9 +40,13 @@ class EngineDriver:
     Lives on one event loop.
     """
 
-    def __init__(self, engine: Engine, pool: Executor | None = None) -> None:
-        """`pool` runs the long steps and is closed here; one thread where none is given."""
+    def __init__(
+        self, engine: Engine, pool: Executor | None = None, delivery: Delivery | None = None
+    ) -> None:
+        """`pool` runs the long steps and is closed here; one thread where none is given. `delivery` knows the answers
+        that are still being written."""
         self._engine = engine
+        self._delivery = delivery or Delivery()
         self._clock = engine.clock
         self._is_on_cpu = engine.backend.device == "cpu"
         self._loop = asyncio.get_running_loop()
@@ -83,8 +90,17 @@ class EngineDriver:
     def _wait(self, num_turns: int) -> None:
         if num_turns:
             self._next = self._loop.call_soon(self._wait, num_turns - 1)
+        elif self._delivery.is_behind:
+            self._next = self._loop.call_later(MAX_DELIVERY_S, self._turn)
+            self._delivery.call_when_written(self._turn_now)
         else:
             self._turn()
+
+    def _turn_now(self) -> None:
+        """Takes the turn that waits for answers to be written."""
+        if self._next is not None:
+            self._next.cancel()
+        self._next = self._loop.call_soon(self._turn)
 
     def _plan(self, did_work: bool) -> None:
         engine = self._engine
@@ -109,6 +125,7 @@ class EngineDriver:
             self._step = self._pool.submit(self._engine.step)
             self._step.add_done_callback(lambda step: self._loop.call_soon_threadsafe(self._end_step, step))
             return
+        self._delivery.step_begins()
         try:
             did_work = self._engine.step()
         except Exception as error:

@@ -7,6 +7,8 @@ import logging
 from collections import deque
 from typing import Any
 
+from outrider.cloud_verifier.engine.delivery import Delivery
+
 log = logging.getLogger(__name__)
 
 
@@ -21,9 +23,10 @@ class Answers:
     same at three times the cost, for every message.
     """
 
-    def __init__(self, max_unread_bytes: int) -> None:
+    def __init__(self, max_unread_bytes: int, delivery: Delivery) -> None:
+        """`delivery` counts the writes."""
         self.error: Exception | None = None  # how the call ends, where it does not end well
-        self._max_unread_bytes = max_unread_bytes
+        self._max_unread_bytes, self._delivery = max_unread_bytes, delivery
         self._num_bytes = 0
         self._messages: deque[bytes | None] = deque()  # None is the end
         self._waiter: asyncio.Future[None] | None = None
@@ -53,7 +56,9 @@ class Answers:
         """Writes messages until the end. Raises `error`."""
         try:
             while (message := await self._get()) is not None:
-                if not await _was_written(context, message):
+                with self._delivery.writing():
+                    is_written = await _was_written(context, message)
+                if not is_written:
                     return
         except asyncio.CancelledError:
             if self.error is None:

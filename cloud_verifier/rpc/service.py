@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 
 from outrider.cloud_verifier.config import CallLimits
+from outrider.cloud_verifier.engine.delivery import Delivery
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.job import Disconnect, Job, Reply
 from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
@@ -81,6 +82,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._open: set[SessionStream] = set()
         self._generations: set[Callable[[], None]] = set()  # each ends a `Generate` call after its answers
         self.occupancy = Occupancy(call_limits or CallLimits())
+        self.delivery = Delivery()
         self._num_unary = 0
         self._is_ending = False
 
@@ -125,6 +127,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             idle_clock=engine.idle_clock,
             max_unread_bytes=self._max_unread_bytes,
             limits=engine.model.limits,
+            delivery=self.delivery,
             registry=self._streams,
         )
 
@@ -253,7 +256,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             return
         caller = self._caller_of(context)
         session_id = same_session_id(decoded.session_id, session_id_of(context))
-        answers = Answers(self._max_unread_bytes)
+        answers = Answers(self._max_unread_bytes, self.delivery)
         is_over = is_rejected = False
 
         def push(reply: SessionResponse) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from outrider.cloud_verifier.engine.admission import MAX_WAITING
 from outrider.cloud_verifier.engine.backlog import AdmissionTicket, Backlog, Refusal
+from outrider.cloud_verifier.engine.delivery import Delivery
 from outrider.cloud_verifier.engine.idle_time import IdleClock
 from outrider.cloud_verifier.engine.job import Disconnect, Job, num_tokens_of_round
 from outrider.cloud_verifier.engine.line import SessionKey
@@ -90,6 +91,7 @@ class StreamContext:
     idle_clock: IdleClock
     max_unread_bytes: int
     limits: Limits
+    delivery: Delivery = field(default_factory=Delivery)
     registry: StreamRegistry = field(default_factory=StreamRegistry)
 
 
@@ -98,7 +100,7 @@ class SessionStream:
 
     def __init__(self, context: StreamContext, tenant: str, session_id: bytes, call: OpenCall) -> None:
         """`session_id` is empty where the call's metadata has none: the opening names it then."""
-        self.answers = Answers(context.max_unread_bytes)
+        self.answers = Answers(context.max_unread_bytes, context.delivery)
         self.last_used_s = context.idle_clock.now()
         self.is_silent = True  # it has said nothing yet
         self._context = context

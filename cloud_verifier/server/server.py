@@ -99,7 +99,7 @@ class VerifierServer:
         except BaseException:
             await self._entrance.close()
             raise
-        self._driver = EngineDriver(self.engine)
+        self._driver = EngineDriver(self.engine, delivery=self.service.delivery)
         self._driver.start()
         self._entrance.admit(self.service, self.engine)
         self._watching = asyncio.create_task(self._watch())

@@ -165,5 +165,5 @@ def test_the_table_has_a_line_for_each_number_of_sessions() -> None:
     table = capacity.table(reports_of(four=180))
     assert table["columns"][:4] == ["sessions", "drafts of 2", "drafts of 4", "drafts of 8"]
     assert [row[0] for row in table["rows"]] == ["1", "8", "16", "32"]
-    assert table["rows"][1][2] == "189 (20)" and table["rows"][3][2] == "94 (80)"
+    assert table["rows"][1][2] == "189 (20, 0)" and table["rows"][3][2] == "94 (80, 0)"
     assert all(len(row) == len(table["columns"]) for row in table["rows"])

@@ -7,6 +7,7 @@ import logging
 
 import pytest
 
+from outrider.cloud_verifier.engine.delivery import Delivery
 from outrider.cloud_verifier.rpc.answers import Answers
 
 
@@ -27,7 +28,7 @@ class Context:
 
 
 async def write_two(context: Context) -> None:
-    answers = Answers(1000)
+    answers = Answers(1000, Delivery())
     for message in (b"one", b"two"):
         answers.put(message)
     answers.end()
