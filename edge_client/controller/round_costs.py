@@ -309,10 +309,9 @@ class RoundCosts:
     def _expected_line(self) -> tuple[float, float] | None:
         """Returns the line of rounds before there was one, by what the verifier states.
 
-        Where others share its steps, and all have rounds, a step feeds the rounds that came during the one before. So
-        while one session's round comes back, x tokens of each of the S sessions are fed: fixed_s * (1 + wait) + S x
-        token_s, wait being the part of a step that a round finds under way. What of this time the edge does not wait,
-        as it drafts or the answer travels, is not part of its verification.
+        Where S sessions share its steps, and all have rounds of x tokens, a step feeds the rounds that came during the
+        one before, and a round waits for a part of it: between two rounds of a session lie (1 + wait) * fixed + S * x *
+        token. What the edge spends of that drafting, and the answer on its way, is not part of the verification.
         """
         if self._stated is None or self.num_sharing == 1.0:
             return self._stated

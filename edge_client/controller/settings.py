@@ -70,9 +70,7 @@ class ControllerSettings:
     # verifier states no times. Twice the share that `make bench-bank` assumes.
     token_share_of_target: float = 0.03
     min_sharing_sessions: float = 1.5  # in a step; from here on a round waits for others' tokens too
-    shared_wait_steps: float = (
-        0.5  # for which a round then waits, of those of a busy verifier: it comes within one
-    )
+    shared_wait_steps: float = 0.5  # steps that it then waits for: it comes at any moment of one
     # A draft's time whatever its length, and the weight of that assumption. Medians of real drafts.
     draft_call_s: float = 0.0003
     draft_weight_tokens: float = 12.0
