@@ -38,7 +38,6 @@ class Delivery:
     def step_begins(self) -> None:
         """Notes that a step begins."""
         self._step += 1
-        self._on_written = None
 
     @property
     def is_behind(self) -> bool:
@@ -46,6 +45,6 @@ class Delivery:
         client that does not read, and does not count."""
         return self._step - 1 in self._unwritten
 
-    def call_when_written(self, callback: Callable[[], None]) -> None:
-        """Calls `callback` once nothing is behind any more, unless a step begins before."""
+    def call_when_written(self, callback: Callable[[], None] | None) -> None:
+        """Calls `callback` once nothing is behind any more, and no earlier one; None: nothing."""
         self._on_written = callback

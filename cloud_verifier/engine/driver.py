@@ -116,16 +116,17 @@ class EngineDriver:
 
     def _turn(self) -> None:
         self._is_due, self._next = False, None
+        self._delivery.call_when_written(None)
         if not self._engine.is_running:  # a job that came after it stopped
             return
         if wait_s := self._engine.seconds_to_gather:
             self._next = self._loop.call_later(wait_s, self._turn)  # or with the next job
             return
+        self._delivery.step_begins()
         if not self._is_on_cpu or self._engine.expected_step_s > INLINE_S:
             self._step = self._pool.submit(self._engine.step)
             self._step.add_done_callback(lambda step: self._loop.call_soon_threadsafe(self._end_step, step))
             return
-        self._delivery.step_begins()
         try:
             did_work = self._engine.step()
         except Exception as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -19,14 +21,16 @@ from outrider.common.clock import SYSTEM_CLOCK
 class Answering:
     """An engine with work for `num_steps` short steps, each of which answers; a write takes until `may_write`."""
 
-    expected_step_s = seconds_to_gather = 0.0
+    seconds_to_gather = 0.0
     seconds_to_sweep = 10.0
     num_arrived, is_running, clock = 0, True, SYSTEM_CLOCK
     backend = SimpleNamespace(device="cpu")
 
     def __init__(self, num_steps: int) -> None:
+        self.expected_step_s = 0.0
         self.num_jobs = num_steps
         self.num_steps = 0
+        self.began = threading.Event()  # a step on the thread
         self.on_job: Callable[[], None] | None = None
         self.delivery = Delivery()
         self.may_write: dict[int, asyncio.Event] = {}  # by step; others are written at once
@@ -104,3 +108,41 @@ def test_a_client_that_reads_nothing_costs_the_others_one_wait(monkeypatch: pyte
         return seconds
 
     assert 0.5 <= asyncio.run(drive()) < 0.5 * 40 / 2
+
+
+def test_a_step_on_the_thread_is_not_joined_by_another_one_when_what_was_waited_for_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The wait for the answers to step 3 is over, step 5 is long, and then they are written."""
+    monkeypatch.setattr(driver_module, "MAX_DELIVERY_S", 0.01)
+    may_end, running, most = threading.Event(), [0], [0]
+
+    class Long(Answering):
+        def step(self) -> bool:
+            if self.num_steps < 4:
+                return super().step()
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            self.began.set()
+            may_end.wait(0.5)
+            running[0] -= 1
+            self.num_jobs = 0
+            return True
+
+    async def drive() -> None:
+        engine = Long(5)
+        engine.may_write = {3: asyncio.Event()}
+        driver = engine.start()
+        while engine.num_steps < 4:
+            await asyncio.sleep(0)
+        engine.expected_step_s = math.inf
+        while not engine.began.is_set():
+            await asyncio.sleep(0.001)
+        engine.expected_step_s = 0.0  # the next one would be on the loop, beside this one
+        engine.may_write[3].set()
+        await turns()
+        may_end.set()
+        await engine.stop(driver)
+
+    asyncio.run(drive())
+    assert most[0] == 1
