@@ -57,6 +57,11 @@ class RoundWindow:
         return self.policy is not None and self.policy.may_stream
 
     @property
+    def is_to_stream(self) -> bool:
+        """Returns whether the policy has chosen the target's own stream."""
+        return self.policy is not None and self.policy.current is ExecutionMode.CLOUD_ONLY
+
+    @property
     def is_branching(self) -> bool:
         """Returns whether speculative branches are to be sent now."""
         return self.may_branch and self.size > 1

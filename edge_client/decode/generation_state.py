@@ -145,8 +145,7 @@ class GenerationState:
     @property
     def is_to_stream(self) -> bool:
         """Returns whether the mode policy has chosen the target's own stream."""
-        choice = self.window.policy
-        return choice is not None and choice.current is ExecutionMode.CLOUD_ONLY
+        return self.window.is_to_stream
 
     @property
     def context_room(self) -> int:

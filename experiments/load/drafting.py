@@ -16,8 +16,6 @@ from outrider.common.types import (
     GeneratedTokens,
     GenerateRequest,
     Progress,
-    RoundError,
-    RoundErrorCode,
     VerifyRequest,
 )
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
@@ -25,13 +23,12 @@ from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.stream_measurement import StreamMeasurement
 from outrider.edge_client.controller.window import Pipelining, create_window
-from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.decode.recorder import Recorder
 from outrider.experiments.load.cloud import generated_sample
 from outrider.experiments.load.recording import RecordedSession
-from outrider.experiments.load.report import Refusal, Tally
-from outrider.experiments.load.stream import MIN_RETRY_S, Expected, ReplayStream
+from outrider.experiments.load.report import Tally
+from outrider.experiments.load.stream import Expected, ReplayStream
 from outrider.experiments.load.wire import StreamLost, WireConnection
 from outrider.experiments.simulator.parts.drafts import TracedSequence
 from outrider.experiments.simulator.parts.times import DraftTimes
@@ -106,11 +103,6 @@ class DraftingStream(ReplayStream):
     def _num_left(self) -> int:
         return self._num_positions - self._index
 
-    @property
-    def _is_to_stream(self) -> bool:
-        policy = self._window.policy
-        return policy is not None and policy.current is ExecutionMode.CLOUD_ONLY
-
     def _observe_opening(self, opened: pb.Opened, wait_s: float) -> None:
         metrics = opened.metrics
         self._conditions.observe_opening(
@@ -133,7 +125,7 @@ class DraftingStream(ReplayStream):
 
     async def round_at_last(self) -> None:
         """Drafts, and sends the round until it is not refused; or has the target write, as long as that is faster."""
-        if self._is_to_stream:
+        if self._window.is_to_stream:
             await self._stream()
             return
         self._draft()
@@ -204,12 +196,13 @@ class DraftingStream(ReplayStream):
         measurement, is_left, since_s = StreamMeasurement(policy), False, time.perf_counter()
         is_last = False
         while not is_last:
-            reply = codec.decode_response(await self.hear())
+            message = await self.hear()
             now_s = time.perf_counter()
-            if isinstance(reply, RoundError) and reply.code is RoundErrorCode.REFUSED:
-                self._tally.refusals.append(Refusal(now_s, now_s - since_s, reply.retry_after_ms))
-                await asyncio.sleep(max(MIN_RETRY_S, reply.retry_after_ms / 1e3))
+            if message.generate.WhichOneof("body") == "error":
+                self._take_error(message.generate.error, since_s)
+                await self._wait_after_refusal()
                 return
+            reply = codec.decode_response(message)
             if isinstance(reply, Progress):
                 continue
             if not isinstance(reply, GeneratedTokens):
@@ -228,7 +221,7 @@ class DraftingStream(ReplayStream):
                 continue
             if measurement.observe(reply, time.perf_counter, self._probe):
                 self._window.choose(self._num_left)
-                if is_left := not self._is_to_stream:
+                if is_left := not self._window.is_to_stream:
                     self.send(CancelRequest(self._round_id))
         if self._index >= self._num_positions:
             self._restart()

@@ -134,8 +134,12 @@ class ReplayStream(SessionCall):
         for _ in range(MAX_ATTEMPTS):
             if await self.round():
                 return
-            await asyncio.sleep(max(MIN_RETRY_S, self._tally.refusals[-1].retry_after_ms / 1e3))
+            await self._wait_after_refusal()
         raise StreamLost(f"a round was refused {MAX_ATTEMPTS} times")
+
+    async def _wait_after_refusal(self) -> None:
+        """Waits for the time that the verifier gave with the last refusal."""
+        await asyncio.sleep(max(MIN_RETRY_S, self._tally.refusals[-1].retry_after_ms / 1e3))
 
     def _take(self, verdict: pb.Verdict, expected: Expected, num_drafted: int, start_s: float) -> None:
         end_s, metrics = time.perf_counter(), verdict.metrics
