@@ -45,8 +45,11 @@ class RenewableSequence(DraftSequence, Protocol):
     def num_kv_bytes(self) -> int:
         """Returns the size of the buffers in bytes."""
 
+    def rest(self) -> None:
+        """Ends the text and frees all but its KV, until `renew`."""
+
     def renew(self, sampling: SamplingParams, num_prompt_tokens: int | None, num_support: int) -> None:
-        """Begins another text under other parameters; KV of their common prefix is reused."""
+        """Begins another text under other parameters, after `rest`; KV of their common prefix is reused."""
 
 
 class SequencePool:
@@ -80,6 +83,8 @@ class SequencePool:
     def give_back(self, sequence: DraftSequence) -> None:
         """Adds a sequence, and evicts the least recently used ones beyond `max_bytes`."""
         dropped: list[DraftSequence] = []
+        if isinstance(sequence, RenewableSequence):
+            sequence.rest()
         with self._lock:
             if isinstance(sequence, RenewableSequence):
                 self._idle.append(sequence)

@@ -38,17 +38,28 @@ class OnnxRunner:
         that the head reads."""
         self._session = session
         self._spec = spec
-        self._binding = session.io_binding()
+        self._dropout_plan, self._has_hidden = dropout, has_hidden
+        self._kv: dict[str, Bound] = {}
+        self._capacity = 0
+        self.free_scratch()
+        self.set_temperature(temperature)
+
+    def free_scratch(self) -> None:
+        """See `Runner.free_scratch`. The binding refers to its buffers for as long as it lives."""
+        self._binding = self._session.io_binding()
         self._input_ids = IdInput(self._binding, "input_ids", 1)
         self._seqlens = self._bind_input("seqlens_k", np.int32)
         self._total = self._bind_input("total_sequence_length", np.int32)
         self._temperature = self._bind_input("temperature", np.float32)
-        self.set_temperature(temperature)
-        self._tree = TreeInputs(self._binding) if spec.takes_trees else None
-        self._rows = RowOutputs(self._binding, spec.num_tokens, spec.hidden_size if has_hidden else 0)
-        self._dropout = _Dropout(self._binding, dropout) if dropout else None
-        self._kv: dict[str, Bound] = {}
-        self._capacity = 0
+        self.set_temperature(1.0)
+        self._tree = TreeInputs(self._binding) if self._spec.takes_trees else None
+        if self._tree:
+            self._tree.set_capacity(self._capacity)
+        hidden_size = self._spec.hidden_size if self._has_hidden else 0
+        self._rows = RowOutputs(self._binding, self._spec.num_tokens, hidden_size)
+        self._dropout = _Dropout(self._binding, self._dropout_plan) if self._dropout_plan else None
+        for name in self._kv:
+            self._bind_kv(name)
 
     def set_temperature(self, temperature: float) -> None:
         """Sets the temperature of the tempered rows; 0 counts as 1."""
@@ -165,8 +176,12 @@ class OnnxRunner:
                 if num_past:
                     bound.array[:, :, :num_past] = self._kv[name].array[:, :, :num_past]
                 self._kv[name] = bound
-                self._binding.bind_ortvalue_input(f"past_{name}", bound.value)
-                self._binding.bind_ortvalue_output(f"present_{name}", bound.value)
+                self._bind_kv(name)
+
+    def _bind_kv(self, name: str) -> None:
+        value = self._kv[name].value
+        self._binding.bind_ortvalue_input(f"past_{name}", value)
+        self._binding.bind_ortvalue_output(f"present_{name}", value)
 
 
 class _Dropout:

@@ -38,6 +38,9 @@ class TorchRunner:
     def set_seed(self, seed: int) -> None:
         """Does nothing: no run is random."""
 
+    def free_scratch(self) -> None:
+        """Does nothing: a run keeps no buffers."""
+
     @property
     def capacity(self) -> int:
         """Returns how many positions the KV buffer holds."""

@@ -63,6 +63,10 @@ class Runner(Protocol):
     def move(self, slots: Sequence[int], start: int) -> None:
         """Copies the KV of rising `slots` to those from `start` on."""
 
+    def free_scratch(self) -> None:
+        """Frees the buffers of the last run and makes them anew in the next one; the KV stays. Temperature and seed
+        have to be set again."""
+
     def check_integrity(self) -> None:
         """Asserts that the buffers agree with each other."""
 
@@ -114,6 +118,14 @@ class KvSequence(RowsSequence, Generic[Its]):
         """Returns the ids whose KV is in the buffers."""
         return self._cached
 
+    def rest(self) -> None:
+        """Ends the text and frees all but its KV, until `renew`: rows, masks, noise and a grammar's state take more
+        than the KV where the vocabulary is large."""
+        assert self._runner is not None, "the sequence is closed"
+        self._runner.free_scratch()
+        self._sampler = DraftSampler(SamplingParams(), self._eos_token_ids)
+        self._text, self._tree, self._guess, self._ahead = [], None, None, None
+
     def renew(self, sampling: SamplingParams, num_prompt_tokens: int | None, num_support: int) -> None:
         """Begins another text under other parameters; KV of their common prefix is reused."""
         assert self._runner is not None, "the sequence is closed"
@@ -121,8 +133,6 @@ class KvSequence(RowsSequence, Generic[Its]):
         self._runner.set_temperature(sampling.temperature)
         self._runner.set_seed(sampling.seed)
         self._num_prompt_tokens = num_prompt_tokens
-        self._text = []
-        self._guess = None
 
     def guess_by(self, guess: Guess) -> None:
         """See `TakesGuesses.guess_by`."""

@@ -206,6 +206,7 @@ def test_a_renewed_sequence_has_the_masks_of_its_new_seed(variant: OnnxDraftMode
     sequence = variant.sequence(replace(SAMPLED, seed=99))
     sequence.commit(PROMPT)
     sequence.propose(2)
+    sequence.rest()
     sequence.renew(SAMPLED, None, 0)
     sequence.commit(PROMPT)
     (fresh,) = variances(propose(variant, PROMPT, num=1))

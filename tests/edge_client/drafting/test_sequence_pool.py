@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
@@ -114,6 +116,29 @@ def test_memory_is_bounded_and_the_oldest_goes_first(model: OnnxDraftModel) -> N
     assert use(small, list(range(500, 521)))[0].num_reused_tokens == 20
     pool.close()
     small.close()
+
+
+def test_an_idle_sequence_holds_its_kv_and_hardly_more(model: OnnxDraftModel) -> None:
+    pool, sampling = SequencePool(model, 64 << 20), SamplingParams(temperature=0.7, seed=9)
+    use(pool, TEXT)
+    tracemalloc.start()
+    for start in range(100, 900, 100):
+        lease = pool.lease()
+        sequence = lease.sequence(sampling)
+        sequence.commit(range(start, start + 20))
+        for _ in sequence.prepare(8):
+            pass
+        sequence.propose(4)
+        assert isinstance(sequence, ProposesAlong) and len(sequence.propose_along(range(8))) == 9
+        sequence.close()
+    gc.collect()
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert pool.num_idle == 9
+    assert (
+        held_bytes < 1.05 * 8 / 9 * pool.num_idle_bytes
+    )  # one row of this vocabulary takes a fourth of the KV
+    pool.close()
 
 
 def test_a_strategy_without_memory_keeps_none() -> None:
