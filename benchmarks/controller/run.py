@@ -1,4 +1,4 @@
-"""`make bench-controller`: depth policies, pipelined rounds and the choice of the mode, in virtual time.
+"""`make bench-controller`: depth policies, pipelined rounds, branches and the choice of the mode, in virtual time.
 
 Acceptance is recorded (`experiments/shared/traces/`) or, where labelled so, synthetic; times are the cost
 model's. Every text is a session of its own, played by the simulator (`simulated`), and a policy starts each
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.controller.auto import measure_auto
+from benchmarks.controller.guesses import measure_guesses
 from benchmarks.controller.pool import fresh_processes
 from benchmarks.controller.simulated import (
     DRAFTS_MS,
@@ -304,8 +305,13 @@ def _ways(arguments: argparse.Namespace) -> Found:
     return [*ahead, *auto], {"pipelined": pipelined, **details}
 
 
+def _guesses(arguments: argparse.Namespace) -> Found:
+    measures, details = measure_guesses(load_traces(arguments.traces))
+    return measures, {"guesses": details}
+
+
 Part = Callable[[argparse.Namespace], Found]
-PARTS: dict[str, Part] = {"depth": _depth, "ways": _ways}
+PARTS: dict[str, Part] = {"depth": _depth, "ways": _ways, "guesses": _guesses}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -314,7 +320,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only",
         choices=tuple(PARTS),
-        help="depth policies or ways to work",
+        help="depth policies, ways to work, or speculative branches",
     )
     parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
     arguments = parser.parse_args(argv)

@@ -22,6 +22,7 @@ STAGES = {
     "storm": "storm",
     "overload": "overload",
     "wire": "wire",
+    "outage": "outage",
     "sigkill": "sigkill",
     "exact": "exact_rows",
     "exact_cost": "exact_cost",

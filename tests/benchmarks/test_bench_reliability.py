@@ -30,7 +30,7 @@ def test_every_stage_has_its_module() -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-@pytest.mark.parametrize("name", ["overload", "frames", "wire"])
+@pytest.mark.parametrize("name", ["overload", "frames", "wire", "outage"])
 def test_a_stage_runs_from_its_beginning_to_its_measures(name: str) -> None:
     measures = [each for each, _ in bench.stage(name, Settings(is_smoke=True))][-1]
     assert measures and all(re.fullmatch(rf"rel\.{name}(_\w+)?", each.id) for each in measures)

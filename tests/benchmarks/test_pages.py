@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import re
@@ -29,7 +30,16 @@ def test_results_are_of_a_clean_commit_and_by_a_command_that_anybody_can_run() -
         found = list(_named(json.loads(path.read_text()), set(wanted)))
         assert {name for name, _ in found} == set(wanted)
         refused |= {(path.stem, value) for name, value in found if not re.fullmatch(wanted[name], value)}
+        modules = {match[1] for _, value in found if (match := re.match(r"python -m ([\w.]+)", value))}
+        refused |= {(path.stem, module) for module in modules if not _is_there(module)}
     assert not refused
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of the package that it was in
+        return False
 
 
 def _named(value: Any, names: set[str]) -> Iterator[tuple[str, str]]:
