@@ -4,28 +4,38 @@ with theirs (`end_with_parent`).
     python -m outrider.experiments.shared.leash outrider.cloud_verifier serve --listen 127.0.0.1:0
 
 `shared.processes` holds the other end of that input and never writes. So a server may be in a session of
-its own, where a terminal's Ctrl-C does not reach it before its owner, and still outlives nobody.
+its own, where a terminal's Ctrl-C does not reach it before its owner, and still outlives nobody. The end of that input
+is told by a signal: a thread that waited for it would have a heap of its own before the server says how many there are
+(`common.process.memory`), and what is measured of the server's memory would be another's.
 """
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import runpy
+import select
 import signal
 import sys
 import threading
-import time
 
-_PATIENCE_S = 15.0  # of draining, when there is nobody left to be served
+_PATIENCE_S = 15  # of draining, when there is nobody left to be served
 
 
-def _end_with_owner() -> None:
-    while os.read(0, 4096):
-        pass
+def end_with_owner() -> None:
+    """Ends this process when standard input, a pipe, is closed at its other end. Called on the main thread."""
+    signal.signal(signal.SIGIO, _stop)
+    fcntl.fcntl(0, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([0], [], [], 0)[0]:  # it was closed before
+        _stop()
+
+
+def _stop(*_: object) -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends the process
+    signal.alarm(_PATIENCE_S)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_PATIENCE_S)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_with_parent() -> None:
@@ -43,7 +53,7 @@ def end_with_parent() -> None:
 
 def main() -> None:
     """Runs the command."""
-    threading.Thread(target=_end_with_owner, daemon=True).start()
+    end_with_owner()
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

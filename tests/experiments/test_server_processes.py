@@ -41,6 +41,14 @@ def test_a_server_is_not_in_its_owners_process_group_and_stops_when_told() -> No
     assert server.stop() == 7
 
 
+def test_a_server_has_no_thread_but_its_own() -> None:
+    server = start_server([sys.executable, "-m", "stand_in"])
+    assert len(os.listdir(f"/proc/{server.process.pid}/task")) == 1, (
+        "the C library gives every other one a heap"
+    )
+    server.stop()
+
+
 def test_a_server_ends_with_an_owner_that_was_killed() -> None:
     owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
