@@ -1,4 +1,5 @@
-"""Computes thresholds as percentiles of signals, and how many tokens they call hard."""
+"""Computes thresholds as percentiles of signals, how many tokens they call hard, and how well signals tell tokens that
+the target rejects."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from outrider.common.sequences import common_prefix
 from outrider.common.types import SamplingParams, Signals
@@ -75,6 +77,9 @@ class Sorting:
     hard_share_of: dict[str, float]  # by signal
     right_of_easy: float | None  # of those that pass none, how many the target has too
     right_of_hard: float | None
+    auc_of: dict[
+        str, float
+    ]  # by signal, of telling tokens that the target rejects; empty where it has no say
 
 
 def sort_samples(samples: Sequence[Sample], thresholds: GateThresholds, is_target: bool) -> Sorting:
@@ -86,6 +91,8 @@ def sort_samples(samples: Sequence[Sample], thresholds: GateThresholds, is_targe
         for is_hard, sample in zip(hard, samples, strict=True)
         if is_target and sample.is_right is not None
     ]
+    right = [each.signals for each in samples if is_target and each.is_right is True]
+    wrong = [each.signals for each in samples if is_target and each.is_right is False]
     return Sorting(
         hard_share=sum(hard) / len(hard),
         hard_share_of={
@@ -94,7 +101,25 @@ def sort_samples(samples: Sequence[Sample], thresholds: GateThresholds, is_targe
         },
         right_of_easy=_share([is_right for is_hard, is_right in judged if not is_hard]),
         right_of_hard=_share([is_right for is_hard, is_right in judged if is_hard]),
+        auc_of={name: auc(*(_unsure(name, each) for each in (wrong, right))) for name in thresholds.names}
+        if right and wrong
+        else {},
     )
+
+
+def auc(wrong: NDArray[np.float64], right: NDArray[np.float64]) -> float:
+    """Returns the chance that a value of `wrong` is above one of `right`, equal ones counting half: the area under the
+    ROC curve. 1 separates them, 0.5 tells nothing. Each is [n]."""
+    order = np.sort(right)
+    below, not_above = np.searchsorted(order, wrong, "left"), np.searchsorted(order, wrong, "right")
+    return float((below + not_above).mean() / 2 / len(right))
+
+
+def _unsure(name: str, signals: Sequence[Signals]) -> NDArray[np.float64]:
+    """Returns a signal's values, turned round where a small one is that of an unsure draft."""
+    field = "entropy_bits" if name == "entropy" else name
+    values = np.array([getattr(each, field) for each in signals], np.float64)
+    return -values if name == "margin" else values
 
 
 def by_name(thresholds: GateThresholds) -> dict[str, float]:

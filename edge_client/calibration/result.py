@@ -52,7 +52,9 @@ class CalibrationResult:
         for name, share in self.sorting.hard_share_of.items():
             value = f"{getattr(self.gate_file, name):.6g} {_UNITS[name]}".rstrip()
             side = "below" if name == "margin" else "above"
-            lines.append(f"  {name:<9} hard {side} {value:<16} {share:.1%} of the tokens")
+            auc = self.sorting.auc_of.get(name)
+            tells = "" if auc is None else f", tells rejected ones with an AUC of {auc:.3f}"
+            lines.append(f"  {name:<9} hard {side} {value:<16} {share:.1%} of the tokens{tells}")
         lines.append(f"  any of them: {self.sorting.hard_share:.1%} of the tokens")
         easy, hard = self.sorting.right_of_easy, self.sorting.right_of_hard
         if easy is not None and hard is not None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from outrider.common.errors import UsageError
@@ -20,7 +21,7 @@ from outrider.edge_client.calibration.curve import (
     measure_curve,
 )
 from outrider.edge_client.calibration.passages import cut_passages, read_texts
-from outrider.edge_client.calibration.quantiles import Sample, draft_along, sort_samples, thresholds_at
+from outrider.edge_client.calibration.quantiles import Sample, auc, draft_along, sort_samples, thresholds_at
 from outrider.edge_client.gate.thresholds import GateThresholds
 
 # ------------------------------------------------------------------------------------------------- text
@@ -185,7 +186,16 @@ def test_the_share_of_hard_tokens_and_how_often_the_target_has_the_others() -> N
     found = sort_samples(samples, GateThresholds(nll=0.5, margin=0.06), is_target=True)
     assert found.hard_share == 0.4 and found.hard_share_of == {"nll": 0.4, "margin": 0.2}
     assert (found.right_of_easy, found.right_of_hard) == (1.0, 0.0)
-    assert sort_samples(samples, GateThresholds(nll=0.5), is_target=False).right_of_easy is None
+    assert found.auc_of["nll"] == 1.0, "the rejected one has the highest of those that are judged"
+    unjudged = sort_samples(samples, GateThresholds(nll=0.5), is_target=False)
+    assert unjudged.right_of_easy is None and unjudged.auc_of == {}
+
+
+def test_the_auc_is_the_share_of_pairs_in_order() -> None:
+    wrong, right = np.array([3.0, 1.0, 2.0]), np.array([0.0, 2.0, 1.0, 1.0])
+    pairs = [(w > r) + (w == r) / 2 for w in wrong for r in right]
+    assert auc(wrong, right) == pytest.approx(sum(pairs) / len(pairs))
+    assert auc(right, wrong) == pytest.approx(1 - auc(wrong, right)) and auc(wrong, wrong) == 0.5
 
 
 # ------------------------------------------------------------------------------------------------ curve
