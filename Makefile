@@ -86,7 +86,7 @@ bench-engine: $(STAMP) ## benchmarks/results/engine.json; ARGS="--quick" or "--o
 bench-methods: $(STAMP) ## benchmarks/results/methods.json; PROMPTS=FILE takes other prompts
 	$(PY) -m benchmarks.methods.run $(if $(PROMPTS),--prompts $(PROMPTS)) $(ARGS)
 
-bench-controller: $(STAMP) ## benchmarks/results/controller.json; ARGS="--only depth", ways or guesses
+bench-controller: $(STAMP) ## benchmarks/results/controller.json; ARGS="--only depth", ways, guesses or shared
 	$(PY) -m benchmarks.controller.run $(ARGS)
 
 bench-bank: $(STAMP) ## benchmarks/results/controller_bank.json: constants fitted on some pairs of the bank, judged on the others

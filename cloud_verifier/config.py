@@ -266,7 +266,9 @@ class ServeConfig:
         minimum=0,
     )
     hide_batch_size: bool = option(
-        False, "answer with a batch size of 0: it tells a tenant how many others are served"
+        False,
+        "answer with 0 for the sessions in a step and for the active ones: they tell a tenant how many others are "
+        "served",
     )
     max_unread_bytes: int = option(
         1 << 18,

@@ -285,8 +285,9 @@ class RoundMetrics:
     queue_ns: int = 0
     forward_ns: int = 0
     total_ns: int = 0
-    batch_size: int = 0
+    batch_size: int = 0  # sessions in the forward; 0: the verifier hides it
     step_token_ns: int = 0  # what a token added to a step lately; 0: not known yet
+    num_active_sessions: int = 0  # that the verifier computed something for lately; 0: it hides it
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,8 +400,10 @@ class Opened:
     is_existing: bool = False
     metrics: RoundMetrics = field(default_factory=RoundMetrics)
     logprobs: TokenLogprobs | None = None
-    step_fixed_ns: int = 0  # a step of n tokens took this and n times `step_token_ns` lately
-    step_token_ns: int = 0  # both 0: not known
+    # A step of n tokens of s sessions took this, s times `step_session_ns` and n times `step_token_ns` lately.
+    step_fixed_ns: int = 0
+    step_session_ns: int = 0
+    step_token_ns: int = 0  # all 0: not known
     # What the target would have chosen in place of the last of the opening's tokens, with the session's noise.
     prompt_choices: TokenIds = ()
 

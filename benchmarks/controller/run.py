@@ -20,6 +20,7 @@ from typing import Any
 from benchmarks.controller.auto import measure_auto
 from benchmarks.controller.guesses import measure_guesses
 from benchmarks.controller.pool import fresh_processes
+from benchmarks.controller.shared import measure_shared
 from benchmarks.controller.simulated import (
     DRAFTS_MS,
     FORWARDS_MS,
@@ -310,8 +311,13 @@ def _guesses(arguments: argparse.Namespace) -> Found:
     return measures, {"guesses": details}
 
 
+def _shared(_: argparse.Namespace) -> Found:
+    measures, details = measure_shared()
+    return measures, {"shared": details}
+
+
 Part = Callable[[argparse.Namespace], Found]
-PARTS: dict[str, Part] = {"depth": _depth, "ways": _ways, "guesses": _guesses}
+PARTS: dict[str, Part] = {"depth": _depth, "ways": _ways, "guesses": _guesses, "shared": _shared}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -320,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only",
         choices=tuple(PARTS),
-        help="depth policies, ways to work, or speculative branches",
+        help="depth policies, ways to work, speculative branches, or sessions that share a verifier",
     )
     parser.add_argument("--traces", type=Path, default=RECORDED, metavar="FILE", help="recorded acceptance")
     arguments = parser.parse_args(argv)

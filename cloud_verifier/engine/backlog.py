@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from outrider.cloud_verifier.config import QueueLimits
 from outrider.cloud_verifier.engine.line import MAX_PLACES, RefusedLine, SessionKey
 from outrider.common.clock import SYSTEM_CLOCK, Clock
-from outrider.common.step_time import LeastSquaresTime
+from outrider.common.step_time import LeastSquaresTime, SharedStepTime
 
 MIN_RETRY_MS = 20
 MAX_RETRY_MS = 10_000
@@ -93,7 +93,7 @@ class Backlog:
         self._refused: set[SessionKey] = set()  # sessions, since the engine last asked
         self._max_step_tokens = max_step_tokens
         self._prefill_chunk_tokens = prefill_chunk_tokens
-        self._times = LeastSquaresTime(_STEP_MEMORY)
+        self._times, self._shared_times = LeastSquaresTime(_STEP_MEMORY), SharedStepTime(_STEP_MEMORY)
         self._rounds, self._prefills = _Lane(), _Lane()
         self._lock = threading.Lock()
         self._known_refusals: dict[tuple[object, ...], Refusal] = {}  # until anything here changes
@@ -149,12 +149,14 @@ class Backlog:
                 return math.inf
             return self._times.base_s + self._times.token_s * min(num_tokens, self._max_step_tokens)
 
-    def step_line_ns(self) -> tuple[int, int]:
-        """Returns a step's fixed time and its time per token; zeros until steps of two sizes were measured."""
+    def step_parts_ns(self) -> tuple[int, int, int]:
+        """Returns a step's fixed time, its time per session and per token; zeros until steps of two sizes were
+        measured."""
         with self._lock:
-            if not self._times.is_sloped:
-                return 0, 0
-            return round(1e9 * self._times.base_s), round(1e9 * self._times.token_s)
+            if not self._shared_times.is_sloped:
+                return 0, 0, 0
+            fixed_s, session_s, token_s = self._shared_times.parts
+            return round(1e9 * fixed_s), round(1e9 * session_s), round(1e9 * token_s)
 
     def retry_ms(self) -> int:
         """Returns how long the rounds that wait now will take."""
@@ -211,11 +213,12 @@ class Backlog:
             self._rounds.hold(round_tokens)
             self._prefills.hold(prefill_tokens)
 
-    def observe(self, num_tokens: int, step_s: float) -> None:
-        """Adds the time of a step that fed `num_tokens`."""
+    def observe(self, num_sessions: int, num_tokens: int, step_s: float) -> None:
+        """Adds the time of a step that fed `num_tokens` of so many sessions."""
         with self._lock:
             self._known_refusals.clear()
             self._times.observe(num_tokens, step_s)
+            self._shared_times.observe(num_sessions, num_tokens, step_s)
 
     # ------------------------------------------------------------------------------------ estimates
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from outrider.cloud_verifier.backends.base import KVExhausted, TargetBackend
 from outrider.cloud_verifier.config import QueueLimits
+from outrider.cloud_verifier.engine.active_sessions import HIDDEN, ActiveSessions, Company
 from outrider.cloud_verifier.engine.admission import Admission
 from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, Backlog
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
@@ -105,7 +106,7 @@ class Engine:
             max_retry_ms=max(MIN_RETRY_MS, model.limits.session_idle_ttl_ms // 2),
         )
         self._inbox = FairQueue()
-        self._gathering = Gathering()
+        self._gathering, self._active = Gathering(), ActiveSessions()
         self.sessions = SessionManager(
             backend,
             self.observer,
@@ -114,7 +115,7 @@ class Engine:
             clock,
             self._inbox.has_job_of,
             tenant_max_sampling_ids=tenant_max_sampling_ids,
-            on_forgotten=self._gathering.arrived,
+            on_forgotten=self._forget,
         )
         self.grammars = grammars
         self.admission = Admission(
@@ -327,7 +328,7 @@ class Engine:
             return
         num_tokens = batch.num_tokens
         self._scheduler.observe(num_tokens, batch.num_attended, batch.forward_ns / 1e9)
-        self.backlog.observe(num_tokens, batch.end_ns / 1e9 - batch.start_s)
+        self.backlog.observe(len(batch.works), num_tokens, batch.end_ns / 1e9 - batch.start_s)
         verify_ns = batch.end_ns - batch.forward_end_ns
         self.observer.on_step(len(batch.works), num_tokens, batch.forward_ns, verify_ns)
 
@@ -443,7 +444,7 @@ class Engine:
     def _finish(self, batch: _Batch) -> None:
         """Answers the works that ended, and reports progress of the others."""
         self.num_steps += 1
-        rest, shown_size = iter(batch.rows), 0 if self._hides_batch_size else len(batch.works)
+        rest, company = iter(batch.rows), self._company_of(batch)
         for work, share in zip(batch.works, batch.plan.shares, strict=True):
             begin_s = self.clock.now()
             work.forward_ns += batch.forward_ns
@@ -451,7 +452,7 @@ class Engine:
             with self.sessions.isolate(work.job):
                 if its_rows is None:
                     work.report(begin_s)
-                if its_rows is not None and self._finisher.finish(work, its_rows, shown_size):
+                if its_rows is not None and self._finisher.finish(work, its_rows, company):
                     if isinstance(work.request, VerifyRequest) and not work.session.waiting:
                         key = work.job.tenant, work.job.session_id
                         self._gathering.left(key, work.session.pause, self.clock.now())
@@ -464,6 +465,20 @@ class Engine:
         self._gathering.ended(batch.num_tokens, self.clock.now() - batch.start_s)
         batch.end_ns = self._now_ns()
         self._unobserved = batch
+
+    def _company_of(self, batch: _Batch) -> Company:
+        """Returns with how many sessions a batch's works shared what."""
+        answered = [
+            (work.job.tenant, work.job.session_id)
+            for work, share in zip(batch.works, batch.plan.shares, strict=True)
+            if share.is_final
+        ]
+        num_active = self._active.note(answered, self.clock.now())
+        return HIDDEN if self._hides_batch_size else Company(len(batch.works), num_active)
+
+    def _forget(self, key: SessionKey) -> None:
+        self._gathering.arrived(key)
+        self._active.forget(key)
 
     def _charge(self, work: Work, begin_s: float) -> None:
         """Charges the tenant for drafting and for all since `begin_s`."""

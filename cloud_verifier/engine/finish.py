@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 from outrider.cloud_verifier.backends.base import Logits
+from outrider.cloud_verifier.engine.active_sessions import Company
 from outrider.cloud_verifier.engine.backlog import Backlog
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus, Session
@@ -158,8 +159,8 @@ class RoundFinisher:
             rows.append(next(of_rounds))
         return rows
 
-    def finish(self, work: Work, rows: ProcessedRows | Exception, batch_size: int) -> bool:
-        """Answers `work` from its rows; returns whether its session is free for its next job.
+    def finish(self, work: Work, rows: ProcessedRows | Exception, company: Company) -> bool:
+        """Answers `work` from its rows; returns whether its session is free for its next job. `company` is told.
 
         Raises the exception that is in the rows' place.
         """
@@ -180,7 +181,7 @@ class RoundFinisher:
             _note_for_next_round(session, request, outcome, logprobs)
         else:
             session.bonus, session.choice_position = None, _choice_position(session, outcome)
-        metrics = self._make_metrics(work, outcome, batch_size)
+        metrics = self._make_metrics(work, outcome, company)
         self._observer.on_round(
             request,
             session.opening.session_id,
@@ -211,7 +212,7 @@ class RoundFinisher:
                 work.job.reply(verdict)
                 return True
             case OpenRequest():
-                step_fixed_ns, step_token_ns = self._backlog.step_line_ns()
+                step_fixed_ns, step_session_ns, step_token_ns = self._backlog.step_parts_ns()
                 session.opening_reply = Opened(
                     self._model,
                     outcome.correction,
@@ -220,6 +221,7 @@ class RoundFinisher:
                     metrics=metrics,
                     logprobs=logprobs[0] if logprobs else None,
                     step_fixed_ns=step_fixed_ns,
+                    step_session_ns=step_session_ns,
                     step_token_ns=step_token_ns,
                     prompt_choices=prompt_choices,
                 )
@@ -239,7 +241,7 @@ class RoundFinisher:
             self._sessions.keep_kv(session, start, outcome.accepted_nodes)
         self._sessions.truncate_kv(session, session.chain.position - 1)
 
-    def _make_metrics(self, work: Work, outcome: Outcome, batch_size: int) -> RoundMetrics:
+    def _make_metrics(self, work: Work, outcome: Outcome, company: Company) -> RoundMetrics:
         num_draft_tokens = len(work.draft_tokens) + work.num_confirmed
         num_accepted = outcome.accepted_len + work.num_confirmed
         return RoundMetrics(
@@ -248,8 +250,9 @@ class RoundFinisher:
             queue_ns=work.start_ns - work.job.arrival_ns if work.num_generated == 0 else 0,
             forward_ns=work.forward_ns,
             total_ns=int(self._clock.now() * 1e9) - work.job.arrival_ns,
-            batch_size=batch_size,
-            step_token_ns=self._backlog.step_line_ns()[1],
+            batch_size=company.num_in_step,
+            step_token_ns=self._backlog.step_parts_ns()[2],
+            num_active_sessions=company.num_active,
         )
 
     def _continue_generation(

@@ -72,6 +72,7 @@ def decode_open_response(message: pb.OpenResponse) -> OpenReply:
                 metrics=_decode_metrics(opened.metrics),
                 logprobs=_decode_logprobs(opened.logprobs) if opened.HasField("logprobs") else None,
                 step_fixed_ns=opened.step_fixed_ns,
+                step_session_ns=opened.step_session_ns,
                 step_token_ns=opened.step_token_ns,
                 prompt_choices=tuple(opened.prompt_choices),
             )
@@ -208,6 +209,7 @@ def _decode_metrics(message: pb.RoundMetrics) -> RoundMetrics:
         total_ns=message.total_ns,
         batch_size=message.batch_size,
         step_token_ns=message.step_token_ns,
+        num_active_sessions=message.num_active_sessions,
     )
 
 

@@ -86,6 +86,7 @@ def encode_open_response(response: OpenReply) -> pb.OpenResponse:
                 metrics=_encode_metrics(response.metrics),
                 logprobs=_encode_logprobs(response.logprobs) if response.logprobs else None,
                 step_fixed_ns=response.step_fixed_ns,
+                step_session_ns=response.step_session_ns,
                 step_token_ns=response.step_token_ns,
                 prompt_choices=response.prompt_choices,
             )
@@ -200,6 +201,7 @@ def _fill_metrics(message: pb.RoundMetrics, metrics: RoundMetrics) -> None:
     message.total_ns = metrics.total_ns
     message.batch_size = metrics.batch_size
     message.step_token_ns = metrics.step_token_ns
+    message.num_active_sessions = metrics.num_active_sessions
 
 
 def _encode_logprobs(entry: TokenLogprobs) -> pb.TokenLogprobs:

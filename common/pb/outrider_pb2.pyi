@@ -314,7 +314,7 @@ class OpenResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., error: _Optional[_Union[RoundError, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("describe", "first_token", "position", "hash", "is_existing", "metrics", "logprobs", "step_fixed_ns", "step_token_ns", "prompt_choices")
+    __slots__ = ("describe", "first_token", "position", "hash", "is_existing", "metrics", "logprobs", "step_fixed_ns", "step_token_ns", "prompt_choices", "step_session_ns")
     DESCRIBE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +325,7 @@ class Opened(_message.Message):
     STEP_FIXED_NS_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CHOICES_FIELD_NUMBER: _ClassVar[int]
+    STEP_SESSION_NS_FIELD_NUMBER: _ClassVar[int]
     describe: DescribeResponse
     first_token: int
     position: int
@@ -335,7 +336,8 @@ class Opened(_message.Message):
     step_fixed_ns: int
     step_token_ns: int
     prompt_choices: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, describe: _Optional[_Union[DescribeResponse, _Mapping]] = ..., first_token: _Optional[int] = ..., position: _Optional[int] = ..., hash: _Optional[int] = ..., is_existing: bool = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., step_fixed_ns: _Optional[int] = ..., step_token_ns: _Optional[int] = ..., prompt_choices: _Optional[_Iterable[int]] = ...) -> None: ...
+    step_session_ns: int
+    def __init__(self, describe: _Optional[_Union[DescribeResponse, _Mapping]] = ..., first_token: _Optional[int] = ..., position: _Optional[int] = ..., hash: _Optional[int] = ..., is_existing: bool = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., step_fixed_ns: _Optional[int] = ..., step_token_ns: _Optional[int] = ..., prompt_choices: _Optional[_Iterable[int]] = ..., step_session_ns: _Optional[int] = ...) -> None: ...
 
 class Support(_message.Message):
     __slots__ = ("token_ids", "weights")
@@ -432,7 +434,7 @@ class TokenLogprobs(_message.Message):
     def __init__(self, raw_logprob: _Optional[float] = ..., processed_logprob: _Optional[float] = ..., top_token_ids: _Optional[_Iterable[int]] = ..., top_logprobs: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class RoundMetrics(_message.Message):
-    __slots__ = ("alpha_mean", "la_over_k", "queue_ns", "forward_ns", "total_ns", "batch_size", "step_token_ns")
+    __slots__ = ("alpha_mean", "la_over_k", "queue_ns", "forward_ns", "total_ns", "batch_size", "step_token_ns", "num_active_sessions")
     ALPHA_MEAN_FIELD_NUMBER: _ClassVar[int]
     LA_OVER_K_FIELD_NUMBER: _ClassVar[int]
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
@@ -440,6 +442,7 @@ class RoundMetrics(_message.Message):
     TOTAL_NS_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     STEP_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
+    NUM_ACTIVE_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     alpha_mean: float
     la_over_k: float
     queue_ns: int
@@ -447,7 +450,8 @@ class RoundMetrics(_message.Message):
     total_ns: int
     batch_size: int
     step_token_ns: int
-    def __init__(self, alpha_mean: _Optional[float] = ..., la_over_k: _Optional[float] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., batch_size: _Optional[int] = ..., step_token_ns: _Optional[int] = ...) -> None: ...
+    num_active_sessions: int
+    def __init__(self, alpha_mean: _Optional[float] = ..., la_over_k: _Optional[float] = ..., queue_ns: _Optional[int] = ..., forward_ns: _Optional[int] = ..., total_ns: _Optional[int] = ..., batch_size: _Optional[int] = ..., step_token_ns: _Optional[int] = ..., num_active_sessions: _Optional[int] = ...) -> None: ...
 
 class RoundError(_message.Message):
     __slots__ = ("round_id", "code", "field", "message", "retry_after_ms", "position", "hash")

@@ -53,19 +53,20 @@ class Conditions:
         draft_token_s: float | None,
         step_fixed_s: float = 0.0,
         step_token_s: float = 0.0,
-        batch_size: int = 0,
+        step_session_s: float = 0.0,
+        num_active: int = 0,
         *,
         would_be_accepted: bool | None = None,
     ) -> None:
         """Adds an opening: the prompt's forward, a drafted token's time (None: it is known), the step times that the
-        verifier states (0: none), the sessions in the forward (0: it does not say), and whether the draft proposed the
-        opening's own token (None: it was not asked)."""
+        verifier states (0: none), how many sessions are active there (0: it does not say), and whether the draft
+        proposed the opening's own token (None: it was not asked)."""
         if would_be_accepted is not None:
             self.acceptance.posterior.observe(int(would_be_accepted), int(not would_be_accepted))
         self.costs.observe_rtt(rtt_s, is_alone=False)  # the draft read the prompt meanwhile
         if draft_token_s is not None:
             self.costs.observe_draft(draft_token_s, 1)
-        self.costs.observe_opening(forward_s, step_fixed_s, step_token_s, batch_size)
+        self.costs.observe_opening(forward_s, step_fixed_s, step_token_s, step_session_s, num_active)
 
     def observe_prompt(self, num_agreed: int, num_different: int) -> None:
         """Begins the acceptance rate from the prompt, before any token was judged: in so many of its places the draft
@@ -87,9 +88,9 @@ class Conditions:
             if is_timed and record.since_ms is not None:
                 self._observe_time(record, record.since_ms / 1e3)
 
-    def observe_stream(self, token_s: float, batch_size: int = 0, forward_s: float = 0.0) -> None:
+    def observe_stream(self, token_s: float, num_active: int = 0) -> None:
         """Adds the time between two tokens of the target's stream; see `RoundCosts.observe_target`."""
-        self.costs.observe_target(token_s, batch_size, forward_s)
+        self.costs.observe_target(token_s, num_active)
         for times in self._times.values():
             times.observe_other()
 

@@ -106,9 +106,9 @@ class ModePolicy:
             length = self._mean_length or record.num_draft_tokens
             self._mean_length = memory * length + (1 - memory) * record.num_draft_tokens
 
-    def observe_stream(self, token_s: float, batch_size: int = 0, forward_s: float = 0.0) -> None:
+    def observe_stream(self, token_s: float, num_active: int = 0) -> None:
         """Adds the time between two tokens of the target's stream; see `RoundCosts.observe_target`."""
-        self.conditions.observe_stream(token_s, batch_size, forward_s)
+        self.conditions.observe_stream(token_s, num_active)
         self._num_observed += 1
 
     def observe_probe(self, is_accepted: bool, draft_s: float | None) -> None:
@@ -218,15 +218,9 @@ class ModePolicy:
 
     def _wanted_gain_share(self, mode: ExecutionMode) -> float:
         """Returns by how much the mode must be better to be taken up."""
-        if mode is not _STREAM and (not self._num_observed or self._leaves_shared_stream):
+        if mode is not _STREAM and not self._num_observed:
             return SETTINGS.first_gain_share
         return SETTINGS.min_gain_share if self._num_observed and mode is not self.current else 0.0
-
-    @property
-    def _leaves_shared_stream(self) -> bool:
-        """Returns whether another mode would leave a stream whose steps other sessions share: what rounds cost a
-        verifier beyond their tokens, all of them pay."""
-        return self.current is _STREAM and self.conditions.costs.num_sharing > 1.0
 
     def _current_table(self, models: ModelCosts, link: LinkCosts) -> _TimeTable:
         """Returns the table of times, a new one only after a cost changed noticeably."""

@@ -6,10 +6,12 @@ next round, and one of them in a mean would shorten drafts for many rounds.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from outrider.common.step_time import MedianSlopeTime
 from outrider.edge_client.controller.cost_model import LinkCosts, ModelCosts
@@ -18,6 +20,23 @@ from outrider.edge_client.core.stats import RoundRecord
 
 _Line = tuple[float, float]
 """Is a time over tokens: (base, a token) in seconds."""
+
+
+class StepTimes(NamedTuple):
+    """Holds what a verifier states of its steps, in seconds."""
+
+    fixed_s: float
+    token_s: float
+    session_s: float = 0.0
+
+    @property
+    def alone(self) -> _Line:
+        """Returns the line of steps of one session."""
+        return self.fixed_s + self.session_s, self.token_s
+
+    def stream_s(self, num_sessions: float) -> float:
+        """Returns a step of one token for each of so many sessions."""
+        return self.fixed_s + num_sessions * (self.session_s + self.token_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +48,8 @@ class EarlierCosts:
     round_overhead_s: float = field(default_factory=lambda: SETTINGS.round_overhead_s)
     rtt_s: float | None = None  # of a round alone
     draft_line: _Line | None = None
-    stated_line: _Line | None = None  # of the verifier's steps, which it stated
-    num_sharing: float = 1.0  # sessions whose tokens its steps fed
+    stated: StepTimes | None = None
+    num_sharing: float = 1.0  # active sessions of the verifier
 
 
 class _Times:
@@ -91,8 +110,8 @@ class RoundCosts:
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._overheads_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # of them, beyond a step
         self._opening_s: float | None = None
-        # Sessions whose tokens the verifier fed for each answer: those in its own step, and those it waited for.
-        self._sharing: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
+        # Active sessions of the verifier, with each answer.
+        self._sharing: deque[int] = deque(maxlen=SETTINGS.num_verify_samples)
         # What one more token of every such session would have added to each round, in seconds.
         self._shared_token_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._num_rounds = 0
@@ -105,7 +124,7 @@ class RoundCosts:
     def start_from(self, earlier: EarlierCosts) -> None:
         """Begins with what earlier sequences found, before anything of this one was observed."""
         self.earlier = earlier
-        self._stated = earlier.stated_line  # the line that the verifier states
+        self._stated = earlier.stated
         self._estimate: tuple[ModelCosts, LinkCosts] | None = None  # until something is observed
 
     def learned(self) -> EarlierCosts:
@@ -120,7 +139,7 @@ class RoundCosts:
             stream_s = memory * earlier.stream_overhead_s + (1 - memory) * stream_s
         if edge_s is None:
             return replace(
-                earlier, stream_overhead_s=stream_s, stated_line=self._stated, num_sharing=self.num_sharing
+                earlier, stream_overhead_s=stream_s, stated=self._stated, num_sharing=self.num_sharing
             )
         rtt_s = earlier.rtt_s if self.measured_rtt_s is None else self.measured_rtt_s
         has_drafted = self._drafts.recent.has_any or self._tree_drafts.has_any
@@ -189,41 +208,45 @@ class RoundCosts:
             self._rtts_alone_s.append(seconds)
 
     def _observe_sharing(self, record: RoundRecord) -> None:
-        """Adds what a round's metrics tell of the sessions that shared the verifier's steps with it: nothing where it
-        does not say."""
+        """Adds what a round's metrics tell of other sessions: nothing where the verifier does not say. The round waited
+        for those in its own step, and for those of the steps that it found under way."""
+        if record.num_active_sessions:
+            self._sharing.append(record.num_active_sessions)
         if not record.forward_ms:
             self._shared_token_s.append(0.0)
             return
         queue_ms = 0.0 if record.pipelined_hit else record.queue_ms
-        num_sharing = record.batch_size * (1 + queue_ms / record.forward_ms)
-        self._sharing.append(num_sharing)
-        is_shared = num_sharing >= SETTINGS.min_sharing_sessions
-        self._shared_token_s.append(num_sharing * record.step_token_ms / 1e3 if is_shared else 0.0)
+        most = record.num_active_sessions or math.inf
+        num_awaited = min(most, record.batch_size * (1 + queue_ms / record.forward_ms))
+        is_shared = num_awaited >= SETTINGS.min_sharing_sessions
+        self._shared_token_s.append(num_awaited * record.step_token_ms / 1e3 if is_shared else 0.0)
 
-    def observe_target(self, token_s: float, batch_size: int = 0, forward_s: float = 0.0) -> None:
-        """Adds the time between two tokens of the target's stream, with the sessions in its last step and that one's
-        forward; 0: the verifier does not say."""
+    def observe_target(self, token_s: float, num_active: int = 0) -> None:
+        """Adds the time between two tokens of the target's stream, and the verifier's active sessions (0: it does not
+        say)."""
         self._estimate = None
-        if batch_size:
-            self._sharing.append(batch_size)
-        if forward_s and self._stated is not None and self.num_sharing > 1.0:
-            excess_s = forward_s - self._stated[0] - self.num_sharing * self._stated[1]
-            token_s = max(SETTINGS.min_stream_share * token_s, token_s - max(0.0, excess_s))
+        if num_active:
+            self._sharing.append(num_active)
         self._targets_s.append(token_s)
         if (step_s := self._step_s()) is not None:
             self._overheads_s.append(token_s - step_s)
 
     def observe_opening(
-        self, forward_s: float, step_fixed_s: float = 0.0, step_token_s: float = 0.0, batch_size: int = 0
+        self,
+        forward_s: float,
+        step_fixed_s: float = 0.0,
+        step_token_s: float = 0.0,
+        step_session_s: float = 0.0,
+        num_active: int = 0,
     ) -> None:
         """Adds the prompt's forward, an upper bound for one token, the step times that the verifier states (0: none
-        yet), and the sessions in that forward (0: it does not say)."""
+        yet), and its active sessions (0: it does not say)."""
         self._estimate = None
-        if batch_size:
-            self._sharing.append(batch_size)
+        if num_active:
+            self._sharing.append(num_active)
         self._opening_s = forward_s
-        if step_fixed_s or step_token_s:
-            self._stated = (step_fixed_s, step_token_s)
+        if step_fixed_s or step_token_s or step_session_s:
+            self._stated = StepTimes(step_fixed_s, step_token_s, step_session_s)
 
     def estimate(self) -> tuple[ModelCosts, LinkCosts]:
         """Returns the costs, once `is_known`. A verification that was never observed takes as long as the
@@ -249,10 +272,9 @@ class RoundCosts:
 
     @property
     def num_sharing(self) -> float:
-        """Returns how many sessions' tokens the verifier's steps feed, this one's included, as the median of recent
-        answers, or of an earlier sequence's; 1: no other's."""
-        num = statistics.median(self._sharing) if self._sharing else self.earlier.num_sharing
-        return num if num >= SETTINGS.min_sharing_sessions else 1.0
+        """Returns how many sessions of the verifier are active, this one included, as the median of recent answers, or
+        of an earlier sequence's; 1: no other."""
+        return statistics.median(self._sharing) if self._sharing else self.earlier.num_sharing
 
     @property
     def measured_rtt_s(self) -> float | None:
@@ -275,7 +297,7 @@ class RoundCosts:
     @property
     def stated_token_s(self) -> float:
         """Returns what one more token adds to a step, as the verifier stated it; 0: it did not."""
-        return self._stated[1] if self._stated else 0.0
+        return self._stated.token_s if self._stated else 0.0
 
     @property
     def measured_round_overhead_s(self) -> float | None:
@@ -299,30 +321,33 @@ class RoundCosts:
         Where sessions share the verifier one more token delays all of them, and they all decide alike: its slope is
         then what one more token of each would add.
         """
+        stated = self._stated and self._stated.alone
         if not self._num_rounds:
-            return self._stated
+            return stated
         if shared_token_s := statistics.median(self._shared_token_s):
             return self._verify.recent.line_of_slope(shared_token_s)
-        stated_token_s = self._stated[1] if self._stated else None
-        return self._verify.line(lambda _: stated_token_s, self._stated, weight_tokens)
+        stated_token_s = self._stated.token_s if self._stated else None
+        return self._verify.line(lambda _: stated_token_s, stated, weight_tokens)
 
     def _expected_line(self) -> tuple[float, float] | None:
         """Returns the line of rounds before there was one, by what the verifier states.
 
         Where S sessions share its steps, and all have rounds of x tokens, a step feeds the rounds that came during the
-        one before, and a round waits for a part of it: between two rounds of a session lie (1 + wait) * fixed + S * x *
-        token. What the edge spends of that drafting, and the answer on its way, is not part of the verification.
+        one before, and a round waits for a part of it: between two rounds of a session lie (1 + wait) * fixed +
+        S * (session + x * token). What the edge spends of that drafting, and the answer on its way, is not part of the
+        verification.
         """
-        if self._stated is None or self.num_sharing == 1.0:
-            return self._stated
-        own_token_s, token_s = self._stated[1], self.num_sharing * self._stated[1]
-        fixed_s = self._stated[0]
+        stated, num = self._stated, self.num_sharing
+        if stated is None or num == 1.0:
+            return stated and stated.alone
+        fixed_s = stated.fixed_s
         if self._targets_s:
-            fixed_s = max(fixed_s, statistics.median(self._targets_s) - token_s)
+            fixed_s += max(0.0, statistics.median(self._targets_s) - stated.stream_s(num))
         call_s, draft_token_s = self._draft_line()
         away_s = call_s + self._own_s + self._rtt_s(0.0)
-        first_s = max(fixed_s + own_token_s, (1 + SETTINGS.shared_wait_steps) * fixed_s + token_s - away_s)
-        more_s = max(own_token_s, token_s - draft_token_s)
+        shared_s = (1 + SETTINGS.shared_wait_steps) * fixed_s + num * (stated.session_s + stated.token_s)
+        first_s = max(fixed_s + stated.session_s + stated.token_s, shared_s - away_s)
+        more_s = max(stated.token_s, num * stated.token_s - draft_token_s)
         return max(0.0, first_s - more_s), more_s
 
     @property
@@ -354,7 +379,7 @@ class RoundCosts:
         Rounds are of more tokens: where their times vary, their slope says little of one token, so what the verifier
         states of it counts for more than in the line of rounds."""
         if self._stated is not None and self.num_sharing > 1.0:
-            return self._stated[0] + self.num_sharing * self._stated[1]
+            return self._stated.stream_s(self.num_sharing)
         line = self._line(SETTINGS.stated_weight_tokens)
         if line is None or (self._stated is None and not self._verify.recent.is_sloped):
             return None

@@ -42,8 +42,7 @@ class StreamMeasurement:
         now_s = now()
         if self._sampled_s:
             token_s = (now_s - self._sampled_s) / SETTINGS.stream_sample_tokens
-            metrics = message.metrics
-            self._policy.observe_stream(token_s, metrics.batch_size, metrics.forward_ns / 1e9)
+            self._policy.observe_stream(token_s, message.metrics.num_active_sessions)
         self._sampled_s = now_s
         return True
 

@@ -44,6 +44,7 @@ class RoundRecord:
     forward_ms: float = 0.0
     verifier_ms: float = 0.0
     batch_size: int = 0  # sessions in its forward; 0 where the verifier hides it
+    num_active_sessions: int = 0  # that the verifier computed something for lately; 0 where it hides it
     # What a token added to the verifier's steps then, as it says; 0: it does not know.
     step_token_ms: float = 0.0
     alpha_mean: float = float("nan")
@@ -119,7 +120,8 @@ class SessionStats:
     bytes_up: int = 0
     bytes_down: int = 0
     open_ms: float = 0.0
-    step_fixed_s: float = 0.0  # of the verifier's steps, as it stated when the session opened; 0: nothing yet
+    # Of the verifier's steps for one session, as it stated when the session opened; 0: nothing yet.
+    step_fixed_s: float = 0.0
     step_token_s: float = 0.0
     num_generate_tokens: int = 0  # streamed by `Generate`
     generate_forward_ms: list[float] = field(default_factory=list)

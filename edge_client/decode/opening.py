@@ -89,7 +89,8 @@ def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> N
         None if conditions.costs.has_draft else drafter.time_token(),
         opened.step_fixed_ns / 1e9,
         opened.step_token_ns / 1e9,
-        metrics.batch_size,
+        opened.step_session_ns / 1e9,
+        metrics.num_active_sessions,
         would_be_accepted=would_be_accepted,
     )
 

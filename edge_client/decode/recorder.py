@@ -113,6 +113,7 @@ class Recorder:
                 forward_ms=metrics.forward_ns / 1e6,
                 verifier_ms=metrics.total_ns / 1e6,
                 batch_size=metrics.batch_size,
+                num_active_sessions=metrics.num_active_sessions,
                 step_token_ms=metrics.step_token_ns / 1e6,
                 alpha_mean=metrics.alpha_mean,
                 bytes_up=answer.bytes_up,
@@ -169,7 +170,8 @@ class Recorder:
         stats = self.stats
         stats.open_ms += wait_s * 1e3
         stats.num_rebuilds += is_rebuild
-        stats.step_fixed_s, stats.step_token_s = opened.step_fixed_ns / 1e9, opened.step_token_ns / 1e9
+        stats.step_fixed_s = (opened.step_fixed_ns + opened.step_session_ns) / 1e9
+        stats.step_token_s = opened.step_token_ns / 1e9
 
     def streamed(
         self, tokens: GeneratedTokens, num_added: int, num_accepted: int | None, *, is_tree: bool = False
@@ -188,6 +190,7 @@ class Recorder:
                     queue_ms=metrics.queue_ns / 1e6,
                     forward_ms=metrics.forward_ns / 1e6,
                     batch_size=metrics.batch_size,
+                    num_active_sessions=metrics.num_active_sessions,
                     step_token_ms=metrics.step_token_ns / 1e6,
                     alpha_mean=metrics.alpha_mean,
                     main_path=(0, 0) if is_tree else None,  # which its messages do not tell

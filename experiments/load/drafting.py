@@ -111,7 +111,8 @@ class DraftingStream(ReplayStream):
             self._drafting.token_s,
             opened.step_fixed_ns / 1e9,
             opened.step_token_ns / 1e9,
-            metrics.batch_size,
+            opened.step_session_ns / 1e9,
+            metrics.num_active_sessions,
         )
         self._window.choose(self._num_left)
 
@@ -171,6 +172,7 @@ class DraftingStream(ReplayStream):
                 forward_ms=metrics.forward_ns / 1e6,
                 verifier_ms=metrics.total_ns / 1e6,
                 batch_size=metrics.batch_size,
+                num_active_sessions=metrics.num_active_sessions,
                 step_token_ms=metrics.step_token_ns / 1e6,
                 confidences=self._drafted.confidences,
             )

@@ -67,6 +67,7 @@ def response_bytes(response: SessionResponse, kind: type[SessionRequest] | None)
         _varint(metrics.total_ns),
         _varint(metrics.batch_size),
         _varint(metrics.step_token_ns),
+        _varint(metrics.num_active_sessions),
         metrics.la_over_k == 0,  # zeros are not sent
         metrics.alpha_mean == 0,
     )

@@ -13,6 +13,7 @@ from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.config import QueueLimits
+from outrider.cloud_verifier.engine.active_sessions import ACTIVE_FOR_S
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.finish import MakeRows, make_rows
@@ -249,7 +250,7 @@ def test_an_opening_says_what_a_step_takes_once_steps_of_several_sizes_were_seen
     harness = Harness(SlowBackend())
     harness.backend.clock = harness.clock
     _, first = harness.open(1, [5] * 40)
-    assert (first.step_fixed_ns, first.step_token_ns) == (0, 0)
+    assert (first.step_fixed_ns, first.step_session_ns, first.step_token_ns) == (0, 0, 0)
     harness.open(2, (5, 6, 7))
     _, third = harness.open(3, (7, 8, 9))
     assert (third.step_fixed_ns, third.step_token_ns) == (pytest.approx(5e6), pytest.approx(1e6))
@@ -286,6 +287,25 @@ def test_ready_sessions_share_one_packed_forward_without_padding() -> None:
     harness.settle()
     assert harness.backend.batches == [[2, 4, 1]]
     assert all(isinstance(r[0], Verdict) and r[0].metrics.batch_size == 3 for r in replies)
+
+
+def test_answers_tell_how_many_sessions_were_answered_lately() -> None:
+    harness = Harness()
+    (first, opened), (second, _), _ = [harness.open(name, prompt=(5, 6, 7)) for name in (1, 2, 3)]
+
+    def num_active() -> int:
+        nonlocal opened
+        request = VerifyRequest(opened.position, opened.position, opened.hash)
+        reply = harness.ask(first, request)
+        assert isinstance(reply, Verdict)
+        opened = reply
+        return reply.metrics.num_active_sessions
+
+    assert num_active() == 3
+    assert isinstance(harness.ask(second, CloseRequest()), Closed)
+    assert num_active() == 2
+    harness.clock.sleep(ACTIVE_FOR_S + 0.1)
+    assert num_active() == 1, "one is idle"
 
 
 def test_a_long_prompt_is_computed_in_chunks_while_others_get_their_rounds() -> None:

@@ -30,7 +30,7 @@ from outrider.edge_client.controller.depth.fixed import FixedDepth
 from outrider.edge_client.controller.depth.optimal import OptimalDepth
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
 from outrider.edge_client.controller.depth.stepped import RatioDepth, WindowDepth
-from outrider.edge_client.controller.round_costs import EarlierCosts, RoundCosts
+from outrider.edge_client.controller.round_costs import EarlierCosts, RoundCosts, StepTimes
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import RoundOutcome, RoundRecord, draft_length
@@ -333,7 +333,7 @@ def test_of_a_text_without_rounds_the_next_one_learns_what_a_stream_takes() -> N
         costs.observe_draft(0.005, 1)
         costs.observe_target(0.0033)
     assert costs.learned() == replace(
-        earlier, stream_overhead_s=pytest.approx(0.0008), stated_line=(0.002, 0.0001)
+        earlier, stream_overhead_s=pytest.approx(0.0008), stated=StepTimes(0.002, 0.0001)
     )
 
 
@@ -633,6 +633,10 @@ def test_tokens_of_steps_that_a_round_waited_for_count_too() -> None:
     record.verifier_ms *= 2
     costs.observe(record)
     assert costs.estimate()[0].verify_token_s == pytest.approx(16 * 0.0005)
+    among_streams = RoundCosts()
+    record.num_active_sessions = 12  # some of which stream: they are in both steps, with no drafts
+    among_streams.observe(record)
+    assert among_streams.estimate()[0].verify_token_s == pytest.approx(12 * 0.0005)
 
 
 @pytest.mark.parametrize("batch_size, token_ms", [(0, 0.5), (1, 0.5), (8, 0.0)])
@@ -650,18 +654,19 @@ def test_a_round_alone_or_of_unknown_company_costs_what_was_measured(
     assert found[0] == found[1]
 
 
-def streamed(costs: RoundCosts, num_sessions: int, extra_rows: int = 0, num_samples: int = 8) -> None:
-    """Adds a stream of steps of 1 ms and 0.1 ms for each row, one of every session and those of others' drafts."""
-    forward_s = 0.001 + 0.0001 * (num_sessions + extra_rows)
-    for _ in range(num_samples):
-        costs.observe_target(forward_s + 0.0005, num_sessions, forward_s)
+def streamed(costs: RoundCosts, num_sessions: int) -> None:
+    """Adds a stream of steps of 1 ms and 0.1 ms for a token of each session."""
+    for _ in range(8):
+        costs.observe_target(0.0015 + 0.0001 * num_sessions, num_sessions)
 
 
-def opened_costs(num_sessions: int = 1, earlier: EarlierCosts | None = None) -> RoundCosts:
+def opened_costs(
+    num_sessions: int = 1, earlier: EarlierCosts | None = None, session_s: float = 0.0
+) -> RoundCosts:
     costs = RoundCosts(earlier=earlier)
     costs.observe_rtt(0.001)
     costs.observe_draft(0.0006, 1)
-    costs.observe_opening(0.004, 0.001, 0.0001, num_sessions)
+    costs.observe_opening(0.02, 0.001, 0.0001, session_s, num_sessions)
     return costs
 
 
@@ -677,6 +682,14 @@ def test_a_stream_tells_what_rounds_of_all_who_share_it_would_cost() -> None:
     assert 16.0 < round_ms < 16.0 + 1.5 * 1.5 + 1.0
 
 
+def test_what_every_session_adds_to_a_step_counts_once_a_token_of_streams_and_once_a_round() -> None:
+    plain, costly = opened_costs(32), opened_costs(32, session_s=0.0001)
+    (cheap, _), (dear, _) = plain.estimate(), costly.estimate()
+    assert dear.target_token_s - cheap.target_token_s == pytest.approx(32 * 0.0001)
+    assert dear.verify_s(4) - cheap.verify_s(4) == pytest.approx(32 * 0.0001)
+    assert opened_costs(1, session_s=0.0001).estimate()[0].verify_s(4) == pytest.approx(0.0011 + 5 * 0.0001)
+
+
 def test_the_next_text_begins_with_the_load_of_the_last_one_and_an_opening_tells_it_anew() -> None:
     last = opened_costs()
     streamed(last, 32)
@@ -684,14 +697,3 @@ def test_the_next_text_begins_with_the_load_of_the_last_one_and_an_opening_tells
     assert following.num_sharing == 32 and following.estimate()[0].target_token_s > 0.004
     assert opened_costs(num_sessions=1, earlier=last.learned()).num_sharing == 1
     assert opened_costs(num_sessions=8).num_sharing == 8
-
-
-def test_others_drafts_in_a_streams_steps_do_not_count_as_its_own_cost() -> None:
-    """Or whoever streams would leave for rounds because others have, where all are faster if all stream."""
-    pure, mixed = opened_costs(), opened_costs()
-    streamed(pure, 32)
-    streamed(mixed, 32, extra_rows=20)
-    assert mixed.estimate()[0].target_token_s == pytest.approx(pure.estimate()[0].target_token_s)
-    crowded = opened_costs()
-    streamed(crowded, 32, extra_rows=1000)
-    assert crowded.estimate()[0].target_token_s > 0.5 * 0.1, "nor is it expected to be much faster than it is"

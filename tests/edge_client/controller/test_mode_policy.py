@@ -12,7 +12,7 @@ from outrider.common.errors import UsageError
 from outrider.edge_client.config.run_config import run_config
 from outrider.edge_client.controller import pace_tables
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
-from outrider.edge_client.controller.round_costs import EarlierCosts
+from outrider.edge_client.controller.round_costs import EarlierCosts, StepTimes
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.window import Pipelining, create_window
 from outrider.edge_client.core.options import ExecutionMode
@@ -63,7 +63,7 @@ def test_each_way_is_taken_where_it_is_the_soonest(
 def test_the_first_decision_is_prepared_before_the_opening_where_earlier_texts_had_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    earlier = EarlierCosts(rtt_s=0.001, draft_line=(0.0, 0.012), stated_line=(0.069, 0.00015))
+    earlier = EarlierCosts(rtt_s=0.001, draft_line=(0.0, 0.012), stated=StepTimes(0.069, 0.00015))
     prepared, unprepared, unknown = ModePolicy(ALL), ModePolicy(ALL), ModePolicy(ALL)
     for choice in (prepared, unprepared):
         choice.conditions.costs.start_from(earlier)
@@ -86,12 +86,12 @@ def test_the_first_decision_is_prepared_before_the_opening_where_earlier_texts_h
 
 def test_where_rounds_are_short_the_first_decision_is_the_prepared_one() -> None:
     """The verifier has become so slow meanwhile that drafts pay, or so fast that they do not: two rounds show it."""
-    fast, slow = (0.001, 0.0001), (0.015, 0.0001)
+    fast, slow = StepTimes(0.001, 0.0001), StepTimes(0.015, 0.0001)
     for before, now in ((fast, slow), (slow, fast)):
         choices = [ModePolicy(ALL) for _ in range(3)]
         for choice in choices[:2]:
             choice.conditions.costs.start_from(
-                EarlierCosts(rtt_s=0.002, draft_line=(0.0, 0.001), stated_line=before)
+                EarlierCosts(rtt_s=0.002, draft_line=(0.0, 0.001), stated=before)
             )
         choices[0].prepare()
         for choice in choices:
@@ -109,7 +109,7 @@ def test_where_rounds_are_short_the_first_decision_is_the_prepared_one() -> None
 def test_where_rounds_are_long_the_first_decision_is_by_the_opening() -> None:
     prepared, unprepared = ModePolicy(ALL), ModePolicy(ALL)
     for choice in (prepared, unprepared):
-        earlier = EarlierCosts(rtt_s=0.2, draft_line=(0.0, 0.001), stated_line=(0.1, 0.0001))
+        earlier = EarlierCosts(rtt_s=0.2, draft_line=(0.0, 0.001), stated=StepTimes(0.1, 0.0001))
         choice.conditions.costs.start_from(earlier)
     prepared.prepare()
     for choice in (prepared, unprepared):

@@ -158,7 +158,8 @@ def test_a_stream_does_not_wait_for_steps_as_rounds_do() -> None:
     conditions = Conditions()
     conditions.observe_opening(0.01, 0.03, 0.001, 0.029, 0.0002)
     for _ in range(30):
-        conditions.observe(replace(ROUND, batch_size=8, queue_ms=15.0, verifier_ms=45.0, step_token_ms=0.2))
+        times = {"queue_ms": 15.0, "verifier_ms": 45.0, "step_token_ms": 0.2}
+        conditions.observe(replace(ROUND, batch_size=8, num_active_sessions=12, **times))
     target_s, verify_s = conditions.estimate()[0].target_token_s, conditions.estimate()[0].verify_s(6)
     assert verify_s == pytest.approx(0.045, rel=0.05)
     assert target_s == pytest.approx(0.029 + 12 * 0.0002), (
