@@ -16,12 +16,11 @@ from dataclasses import dataclass, replace
 
 from outrider.cloud_verifier.backends.base import KVExhausted, TargetBackend
 from outrider.cloud_verifier.config import QueueLimits
-from outrider.cloud_verifier.engine.active_sessions import HIDDEN, ActiveSessions, Company
 from outrider.cloud_verifier.engine.admission import Admission
 from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, Backlog
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import Awaited, MakeRows, RoundFinisher, awaited, make_rows
-from outrider.cloud_verifier.engine.gathering import Gathering
+from outrider.cloud_verifier.engine.gathering import HIDDEN, ActiveSessions, Company, Gathering
 from outrider.cloud_verifier.engine.idle_time import IdleClock
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.line import SessionKey

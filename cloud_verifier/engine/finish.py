@@ -9,8 +9,8 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
 
 from outrider.cloud_verifier.backends.base import Logits
-from outrider.cloud_verifier.engine.active_sessions import Company
 from outrider.cloud_verifier.engine.backlog import Backlog
+from outrider.cloud_verifier.engine.gathering import Company
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager

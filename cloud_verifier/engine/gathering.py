@@ -1,4 +1,5 @@
-"""Decides how long a step waits for sessions that will soon send a round, so that they share one step. Pure.
+"""Decides how long a step waits for sessions that will soon send a round, so that they share one step, and counts
+those that are active. Pure.
 
 Sessions that are answered together come back together, a draft and a round trip later. Where others were waiting
 meanwhile, the next step begins without them, and from then on two halves of the sessions take turns: a cycle of
@@ -8,7 +9,9 @@ waits for a reader's next request does (anticipatory scheduling, Iyer and Drusch
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.cloud_verifier.engine.line import SessionKey
 from outrider.common.step_time import LeastSquaresTime
@@ -17,6 +20,7 @@ MAX_WAIT_SHARE = 0.7  # of a step's fixed time: what a wait can spare at most is
 PAUSE_MEMORY = 0.8  # of a session's pauses, with each later one
 NUM_DEVIATIONS = 2.0  # after its mean pause a session is awaited so long ...
 SLACK_S = 0.0005  # ... and this
+ACTIVE_FOR_S = 1.0  # after an answer; drafting and a round trip take less on all but the slowest
 STEP_MEMORY = 0.998  # of steps' times: steps of one size, as equal sessions have, show no fixed time
 
 
@@ -85,3 +89,37 @@ class Gathering:
             elif expected_s <= until_s:
                 last_s = max(last_s, expected_s)
         return last_s - now_s
+
+
+class Company(NamedTuple):
+    """Tells how many sessions an answer's session shared what with, itself included; 0: it is not told."""
+
+    num_in_step: int
+    num_active: int
+
+
+HIDDEN = Company(0, 0)
+
+
+class ActiveSessions:
+    """Knows when each session was answered last, the longest ago first."""
+
+    def __init__(self) -> None:
+        self._answered_s: dict[SessionKey, float] = {}
+
+    def note(self, keys: Iterable[SessionKey], now_s: float) -> int:
+        """Notes sessions that are answered now; returns how many are active."""
+        answered_s = self._answered_s
+        for key in keys:
+            answered_s.pop(key, None)
+            answered_s[key] = now_s
+        while answered_s:
+            oldest = next(iter(answered_s))
+            if now_s - answered_s[oldest] <= ACTIVE_FOR_S:
+                break
+            del answered_s[oldest]
+        return len(answered_s)
+
+    def forget(self, key: SessionKey) -> None:
+        """Notes that a session is gone."""
+        self._answered_s.pop(key, None)

@@ -13,10 +13,10 @@ from support.fakes import FakeBackend
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.config import QueueLimits
-from outrider.cloud_verifier.engine.active_sessions import ACTIVE_FOR_S
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.cloud_verifier.engine.finish import MakeRows, make_rows
+from outrider.cloud_verifier.engine.gathering import ACTIVE_FOR_S
 from outrider.cloud_verifier.engine.idle_time import SWEEP_S
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.verification.grammars import GrammarStore
