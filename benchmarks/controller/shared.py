@@ -68,7 +68,8 @@ def measure_shared() -> tuple[list[Measure], dict[str, Any]]:
         f"verifier in virtual time, worst: {worst.place} (mean {mean:.3f})"
     )
     rows = [[run.place, *(f"{run.rates[mode]:,.0f}" for mode in MODES), f"{run.ratio:.3f}"] for run in runs]
-    table = {"columns": ["tokens/s", *MODES, "best : defaults"], "rows": rows}
+    title = "Tokens a second of all sessions of one verifier, in virtual time"
+    table = {"title": title, "columns": ["tokens/s", *MODES, "best : defaults"], "rows": rows}
     return [judged("ctl.shared", text, worst.ratio, "ratio", at_most(TARGET))], {"tables": [table]}
 
 

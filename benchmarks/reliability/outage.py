@@ -126,7 +126,7 @@ def _table(runs: Sequence[OutageRun]) -> dict[str, Any]:
         "exact again by the bound, median, worst",
         "tokens kept",
     ]
-    return {"columns": columns, "rows": rows}
+    return {"title": "Five seconds without a link, by round trip", "columns": columns, "rows": rows}
 
 
 def _meet_outage(edge: Edge, rtt_ms: float, prompt: str, number: int) -> OutageRun:
