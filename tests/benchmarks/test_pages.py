@@ -23,7 +23,7 @@ def _write(folder: Path, **measure: object) -> None:
 
 
 # To be measured again: the programs have moved since. One that was is no longer here.
-MOVED = {"daemon": "experiments.bench_daemon", "experiments": "experiments.bench_experiments"}
+MOVED = {"experiments": "experiments.bench_experiments"}
 
 
 def test_results_are_of_a_clean_commit_and_by_a_command_that_anybody_can_run() -> None:
