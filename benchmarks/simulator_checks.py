@@ -37,7 +37,14 @@ from outrider.experiments.simulator.shards import num_parts, play_parts
 
 RTTS_MS = (10, 50, 150)
 SESSIONS = (1, 4)
-NUM_TOKENS, DRAFT_LENGTH = 48, 4
+NUM_TOKENS = 48
+# Of the real edges and the simulated ones.
+EDGE: dict[str, Any] = {
+    "on_timeout": "wait",
+    "mode": "speculative",
+    "pipeline": "off",
+    "num_speculative_tokens": 4,
+}
 
 
 @dataclass(slots=True)
@@ -117,13 +124,7 @@ def worst(cells: Sequence[Compared]) -> tuple[float, float]:
 
 
 def _settings() -> RunConfig:
-    return run_config(
-        max_new_tokens=NUM_TOKENS,
-        on_timeout="wait",
-        mode="speculative",
-        pipeline="off",
-        num_speculative_tokens=DRAFT_LENGTH,
-    )
+    return run_config(max_new_tokens=NUM_TOKENS, **EDGE)
 
 
 def _run(
@@ -140,7 +141,7 @@ def _simulate(cell: Compared, texts: Sequence[KnownText], times: SystemTimes, re
     group = {
         "count": cell.num_sessions,
         "link": {"rtt_ms": cell.rtt_ms},
-        "edge": {"on_timeout": "wait", "num_speculative_tokens": DRAFT_LENGTH},
+        "edge": EDGE,
     }
     system = load_system({"times": dataclasses.asdict(times), "edges": [group], "seconds": 600.0})
     asks = [
