@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from outrider.experiments.shared.processes import READY
+from outrider.experiments.shared.processes import READY, kept_address
 
 QUIET = ("--log-level", "error")
 START_TIMEOUT_S = 120.0
@@ -52,7 +52,9 @@ class MortalVerifier:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self._pid, self.address = self._start("127.0.0.1:0")
+        self._kept = contextlib.ExitStack()
+        self.address = self._kept.enter_context(kept_address())
+        self._pid = self._start()
 
     def kill(self) -> None:
         """Ends the verifier as a crash would."""
@@ -61,18 +63,18 @@ class MortalVerifier:
 
     def revive(self) -> float:
         """Starts another on the same address; returns the monotonic time at which it served."""
-        self._pid, _ = self._start(self.address)
+        self._pid = self._start()
         return time.monotonic()
 
-    def _start(self, listen: str) -> tuple[int, str]:
+    def _start(self) -> int:
         parent = self._parent
         assert parent.stdin is not None and parent.stdout is not None
-        parent.stdin.write(listen + "\n")
+        parent.stdin.write(self.address + "\n")
         parent.stdin.flush()
         pid = int(parent.stdout.readline())
         for line in parent.stdout:
-            if match := READY.search(line):
-                return pid, match.group(1)
+            if READY.search(line):
+                return pid
         raise RuntimeError(f"the verifier did not start: {parent.wait()}")
 
     def close(self) -> None:
@@ -81,6 +83,7 @@ class MortalVerifier:
         self._parent.stdin.close()
         self._parent.wait(START_TIMEOUT_S)
         self._parent.stdout.close()
+        self._kept.close()
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import os
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -54,6 +55,18 @@ class VerifierProcess:
         status = self.process.wait()
         _close_pipes(self.process)
         return status
+
+
+@contextlib.contextmanager
+def kept_address() -> Iterator[str]:
+    """Yields an address `HOST:PORT` on loopback for servers that follow one another. Between two of them connections
+    are refused, and nobody else is given the port: it stays bound, without listening. A server can listen there
+    all the same where it sets SO_REUSEADDR, as gRPC's do."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        host, port = holder.getsockname()
+        yield f"{host}:{port}"
 
 
 def start_verifier(

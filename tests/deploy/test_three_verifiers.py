@@ -25,7 +25,7 @@ from outrider.edge_client.drafting.export.exporter import export_draft
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.session.session import SessionResult, new_session_id
 from outrider.edge_client.transport.link.grpc_link import GrpcLink
-from outrider.experiments.shared.processes import VerifierProcess
+from outrider.experiments.shared.processes import VerifierProcess, kept_address
 from outrider.experiments.synthetic.draft import SyntheticDraft
 from outrider.experiments.synthetic.pair import SyntheticPair
 from outrider.experiments.synthetic.serve import serve_command
@@ -87,13 +87,15 @@ def tiny_fleet(directory: Path) -> Iterator[Fleet]:
 def started(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     is_tiny = request.param == "tiny"
     with tiny_fleet(tmp_path_factory.mktemp("fleet")) if is_tiny else synthetic_fleet() as fleet:
-        with ThreadPoolExecutor(3) as pool:
-            fleet.verifiers = list(pool.map(fleet.start, ["127.0.0.1:0"] * 3))
-        try:
-            yield fleet
-        finally:
-            for verifier in fleet.verifiers:
-                verifier.kill()
+        with contextlib.ExitStack() as kept:
+            addresses = [kept.enter_context(kept_address()) for _ in range(3)]
+            with ThreadPoolExecutor(3) as pool:
+                fleet.verifiers = list(pool.map(fleet.start, addresses))
+            try:
+                yield fleet
+            finally:
+                for verifier in fleet.verifiers:
+                    verifier.kill()
 
 
 @pytest.fixture

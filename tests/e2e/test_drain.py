@@ -12,7 +12,7 @@ from test_faults import NUM_NEW, sampling_of
 from test_same_text import make_prompt
 
 from outrider.edge_client.drafting.base import DraftModel
-from outrider.experiments.shared.processes import VerifierProcess
+from outrider.experiments.shared.processes import VerifierProcess, kept_address
 
 
 @pytest.mark.parametrize("mode", ["speculative", "cloud-only"])
@@ -24,17 +24,20 @@ def test_a_text_goes_on_without_a_trace_when_its_verifier_drains_and_another_tak
     statuses: list[int] = []
     # Slow enough that the text is not over before the signal is.
     flags = ("--drain-grace-s", "0", "--min-forward-ms", "20")
-    with running_verifier(*flags, target=tiny_pair.target) as verifier:
-        expected = decode(verifier.address, prompt, sampling, num_new=NUM_NEW).token_ids
+    with (
+        kept_address() as address,
+        running_verifier(*flags, target=tiny_pair.target, listen=address) as verifier,
+    ):
+        expected = decode(address, prompt, sampling, num_new=NUM_NEW).token_ids
 
         def replace() -> None:
             statuses.append(verifier.stop())
-            successors.append(start_verifier(target=tiny_pair.target, listen=verifier.address))
+            successors.append(start_verifier(target=tiny_pair.target, listen=address))
 
         thread = threading.Thread(target=replace)
         try:
             result = decode(
-                verifier.address,
+                address,
                 prompt,
                 sampling,
                 draft=own_draft if mode == "speculative" else None,

@@ -90,8 +90,10 @@ def start_verifier(
 
 
 @contextlib.contextmanager
-def running_verifier(*arguments: str, target: Path | None = None) -> Iterator[VerifierProcess]:
-    verifier = start_verifier(*arguments, target=target)
+def running_verifier(
+    *arguments: str, target: Path | None = None, listen: str = "127.0.0.1:0"
+) -> Iterator[VerifierProcess]:
+    verifier = start_verifier(*arguments, target=target, listen=listen)
     try:
         yield verifier
     finally:

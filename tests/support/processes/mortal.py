@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from support.calls import PATIENCE_S
 from support.processes.forked import start_verifier
+
+from outrider.experiments.shared.processes import kept_address
 
 # So slow that a streamed text of 400 tokens takes 1.6 s: where others keep the processors busy, an edge that is not
 # run for a while would else find all of it on the way when it kills the verifier.
@@ -19,8 +22,9 @@ class MortalVerifier:
 
     def __init__(self, target: Path) -> None:
         self._target = self._serves = target
-        self._process = start_verifier(*_FLAGS, target=target)
-        self.address = self._process.address
+        self._kept = contextlib.ExitStack()
+        self.address = self._kept.enter_context(kept_address())
+        self._process = start_verifier(*_FLAGS, target=target, listen=self.address)
         self.num_deaths = 0
         self._thread: threading.Thread | None = None
 
@@ -61,3 +65,4 @@ class MortalVerifier:
     def close(self) -> None:
         self.wait_until_back()
         self._process.stop()
+        self._kept.close()
