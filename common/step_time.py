@@ -38,7 +38,7 @@ class LeastSquaresTime:
     def is_sloped(self) -> bool:
         """Returns whether the numbers of tokens differed by enough to separate base and slope."""
         weight, sum_n, _, sum_nn, _, _ = self._sums
-        return self.is_known and sum_nn * weight > 1.01 * sum_n * sum_n
+        return _differ(weight, sum_n, sum_nn)
 
     @property
     def through_origin_s(self) -> float:
@@ -91,8 +91,7 @@ class SharedStepTime:
     @property
     def is_sloped(self) -> bool:
         """Returns whether the numbers of tokens differed by enough to separate fixed time and slope."""
-        weight, sum_n, sum_nn = self._sums[0], self._sums[2], self._sums[6]
-        return weight > 0 and sum_nn * weight > 1.01 * sum_n * sum_n
+        return _differ(self._sums[0], self._sums[2], self._sums[6])
 
     @property
     def parts(self) -> tuple[float, float, float]:
@@ -180,6 +179,11 @@ class MedianSlopeTime:
         """Returns (base_s, token_s) for a known slope, at most that of the line through the origin."""
         token_s = min(token_s, statistics.median(t / n for n, t in self._samples))
         return max(0.0, statistics.median(t - token_s * n for n, t in self._samples)), token_s
+
+
+def _differ(weight: float, sum_n: float, sum_nn: float) -> bool:
+    """Returns whether numbers with these weighted sums, of themselves and of their squares, differ noticeably."""
+    return weight > 0 and sum_nn * weight > 1.01 * sum_n * sum_n
 
 
 def _weighted_median(values: list[tuple[float, float]]) -> float:

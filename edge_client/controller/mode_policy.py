@@ -80,7 +80,8 @@ class ModePolicy:
         self._num_observed = 0  # rounds, and measurements of a stream
         self._changed_at = 0  # of them
         self._decided_at = 0
-        self._round_probability = 1.0
+        # As of the last decision: that rounds are faster, and whether drafting beside a stream keeps pace with it.
+        self._round_probability, self._keeps_pace = 1.0, True
         self._table: _TimeTable | None = None
         self._is_prepared = False  # for the first decision
 
@@ -126,15 +127,14 @@ class ModePolicy:
         """Returns whether to draft what follows the first `num_streamed` tokens of a stream.
 
         Every token is probed while rounds may yet be better and drafting keeps pace; of a draft that is most
-        likely useless few are, as probing takes processor time that the target may share.
+        likely useless few are, as probing takes processor time that the target may share. Both are as of the last
+        decision: a new estimate for each token takes as long as all else that a token costs.
         """
         if not self.conditions.are_known:
             return True
         if self._round_probability <= SETTINGS.min_round_probability:
             return num_streamed % SETTINGS.probe_useless_every_tokens == 0
-        models, _ = self.conditions.estimate()
-        keeps_pace = models.draft_token_s < SETTINGS.max_probe_share * models.target_token_s
-        return keeps_pace or num_streamed % SETTINGS.probe_every_tokens == 0
+        return self._keeps_pace or num_streamed % SETTINGS.probe_every_tokens == 0
 
     # ---------------------------------------------------------------------------------------- decisions
 
@@ -224,6 +224,7 @@ class ModePolicy:
 
     def _current_table(self, models: ModelCosts, link: LinkCosts) -> _TimeTable:
         """Returns the table of times, a new one only after a cost changed noticeably."""
+        self._keeps_pace = models.draft_token_s < SETTINGS.max_probe_share * models.target_token_s
         length = None if self._has_best_length else max(1, round(self._mean_length))
         trees = None
         if self._has_trees:

@@ -82,14 +82,13 @@ class SequencePool:
 
     def give_back(self, sequence: DraftSequence) -> None:
         """Adds a sequence, and evicts the least recently used ones beyond `max_bytes`."""
-        dropped: list[DraftSequence] = []
-        if isinstance(sequence, RenewableSequence):
-            sequence.rest()
+        if not isinstance(sequence, RenewableSequence):
+            sequence.close()
+            return
+        sequence.rest()
+        dropped: list[RenewableSequence] = []
         with self._lock:
-            if isinstance(sequence, RenewableSequence):
-                self._idle.append(sequence)
-            else:
-                dropped.append(sequence)
+            self._idle.append(sequence)
             while self._idle and sum(each.num_kv_bytes for each in self._idle) > self._max_bytes:
                 dropped.append(self._idle.pop(0))
         for each in dropped:
