@@ -12,6 +12,26 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 
+class WaitAllowance:
+    """Bounds what all waits take to a share of the time, and one longest wait more."""
+
+    def __init__(self, longest_s: float, share: float) -> None:
+        self._left_s = self._longest_s = longest_s
+        self._share = share
+        self._since_s = 0.0
+
+    def left_s(self, now_s: float) -> float:
+        """Returns how long a wait that begins now may last."""
+        self._left_s = min(self._longest_s, self._left_s + self._share * (now_s - self._since_s))
+        self._since_s = now_s
+        return self._left_s
+
+    def waited(self, now_s: float) -> None:
+        """Notes the end of a wait, which began when `left_s` was asked for last."""
+        self._left_s -= now_s - self._since_s
+        self._since_s = now_s
+
+
 class Delivery:
     """Counts writes by the step that they followed."""
 

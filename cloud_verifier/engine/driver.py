@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 
-from outrider.cloud_verifier.engine.delivery import Delivery
+from outrider.cloud_verifier.engine.delivery import Delivery, WaitAllowance
 from outrider.cloud_verifier.engine.engine import Engine
 from outrider.common.errors import OutriderError
 from outrider.common.process.thread_pool import start_pool
@@ -27,7 +27,8 @@ IDLE_TURN_S = 0.001  # until the next look where a step found nothing it could d
 # step follows the other the loop has them in between: what waits in sockets joins the next, or is refused.
 LOOP_TURNS, CROWDED_S = 4, 0.0005
 # How long the next step waits for answers to the step before the last one: a client that does not read costs it once.
-MAX_DELIVERY_S = 0.005
+# All such waits take at most this share of the time, as a client may read each answer a little too late.
+MAX_DELIVERY_S, MAX_DELIVERY_SHARE = 0.005, 0.25
 
 
 class EngineStoppedError(OutriderError):
@@ -47,6 +48,8 @@ class EngineDriver:
         that are still being written."""
         self._engine = engine
         self._delivery = delivery or Delivery()
+        self._allowance = WaitAllowance(MAX_DELIVERY_S, MAX_DELIVERY_SHARE)
+        self._is_waiting = False  # for answers to be written
         self._clock = engine.clock
         self._is_on_cpu = engine.backend.device == "cpu"
         self._loop = asyncio.get_running_loop()
@@ -90,8 +93,8 @@ class EngineDriver:
     def _wait(self, num_turns: int) -> None:
         if num_turns:
             self._next = self._loop.call_soon(self._wait, num_turns - 1)
-        elif self._delivery.is_behind:
-            self._next = self._loop.call_later(MAX_DELIVERY_S, self._turn)
+        elif self._delivery.is_behind and (wait_s := self._allowance.left_s(self._clock.now())) > 0.0:
+            self._is_waiting, self._next = True, self._loop.call_later(wait_s, self._turn)
             self._delivery.call_when_written(self._turn_now)
         else:
             self._turn()
@@ -117,6 +120,9 @@ class EngineDriver:
     def _turn(self) -> None:
         self._is_due, self._next = False, None
         self._delivery.call_when_written(None)
+        if self._is_waiting:
+            self._is_waiting = False
+            self._allowance.waited(self._clock.now())
         if not self._engine.is_running:  # a job that came after it stopped
             return
         if wait_s := self._engine.seconds_to_gather:

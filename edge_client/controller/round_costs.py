@@ -244,6 +244,8 @@ class RoundCosts:
         self._estimate = None
         if num_active:
             self._sharing.append(num_active)
+        else:
+            self.earlier = replace(self.earlier, num_sharing=1.0)
         self._opening_s = forward_s
         if step_fixed_s or step_token_s or step_session_s:
             self._stated = StepTimes(step_fixed_s, step_token_s, step_session_s)
@@ -275,6 +277,10 @@ class RoundCosts:
         """Returns how many sessions of the verifier are active, this one included, as the median of recent answers, or
         of an earlier sequence's; 1: no other."""
         return statistics.median(self._sharing) if self._sharing else self.earlier.num_sharing
+
+    @property
+    def _is_shared(self) -> bool:
+        return self.num_sharing >= SETTINGS.min_sharing_sessions
 
     @property
     def measured_rtt_s(self) -> float | None:
@@ -338,7 +344,7 @@ class RoundCosts:
         verification.
         """
         stated, num = self._stated, self.num_sharing
-        if stated is None or num == 1.0:
+        if stated is None or not self._is_shared:
             return stated and stated.alone
         fixed_s = stated.fixed_s
         if self._targets_s:
@@ -378,7 +384,7 @@ class RoundCosts:
 
         Rounds are of more tokens: where their times vary, their slope says little of one token, so what the verifier
         states of it counts for more than in the line of rounds."""
-        if self._stated is not None and self.num_sharing > 1.0:
+        if self._stated is not None and self._is_shared:
             return self._stated.stream_s(self.num_sharing)
         line = self._line(SETTINGS.stated_weight_tokens)
         if line is None or (self._stated is None and not self._verify.recent.is_sloped):

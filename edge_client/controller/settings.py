@@ -69,7 +69,9 @@ class ControllerSettings:
     # How much of the target's time for a token each more token would take, where it was only seen to stream and the
     # verifier states no times. Twice the share that `make bench-bank` assumes.
     token_share_of_target: float = 0.03
-    min_sharing_sessions: float = 1.5  # in a step; from here on a round waits for others' tokens too
+    min_sharing_sessions: float = (
+        1.5  # of a verifier, or that a round waits for; from here on others' tokens count
+    )
     shared_wait_steps: float = 0.5  # steps that it then waits for: it comes at any moment of one
     # A draft's time whatever its length, and the weight of that assumption. Medians of real drafts.
     draft_call_s: float = 0.0003

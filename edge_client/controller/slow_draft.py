@@ -44,11 +44,12 @@ def target_step_ms(stats: SessionStats) -> float | None:
     if min(len(answered), len(stats.token_times_ns)) < MIN_ROUNDS or num_faults:
         return None
     costs = RoundCosts(earlier=EarlierCosts(stream_overhead_s=0.0))  # a step alone is compared
-    costs.observe_opening(math.inf, stats.step_fixed_s, stats.step_token_s)  # rounds bound a step closer
+    parts = stats.step_fixed_s, stats.step_token_s, stats.step_session_s
+    costs.observe_opening(math.inf, *parts)  # rounds bound a step closer
     for each in answered:
         costs.observe(each)
     # The longer of two measurements of one step, this session's and the verifier's: no guess in our favour.
-    return max(cloud_only_s(*costs.estimate()), stats.step_fixed_s + stats.step_token_s) * 1e3
+    return max(cloud_only_s(*costs.estimate()), sum(parts)) * 1e3
 
 
 def _token_ms(times_ns: Sequence[int]) -> float:

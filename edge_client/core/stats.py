@@ -120,8 +120,9 @@ class SessionStats:
     bytes_up: int = 0
     bytes_down: int = 0
     open_ms: float = 0.0
-    # Of the verifier's steps for one session, as it stated when the session opened; 0: nothing yet.
+    # Of the verifier's steps, as it stated when the session opened; 0: nothing yet.
     step_fixed_s: float = 0.0
+    step_session_s: float = 0.0  # beside its tokens
     step_token_s: float = 0.0
     num_generate_tokens: int = 0  # streamed by `Generate`
     generate_forward_ms: list[float] = field(default_factory=list)

@@ -328,7 +328,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         draft_token_s=arguments.draft_token_ms / 1e3,
     )
     recording = Recording.load(arguments.recording)
-    gc.freeze()  # of which collecting garbage would look at all, for 0.1 s, in which nothing is read
+    gc.freeze()  # else each garbage collection scans the recording: 0.1 s in which nothing is read
     report = asyncio.run(run_load(arguments.address, recording, plan))
     if arguments.admin_url:
         report = replace(report, memory=memory_peaks(read_metrics(arguments.admin_url)))

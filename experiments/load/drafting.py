@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from outrider.common import codec
 from outrider.common.alignment import TokenChain
@@ -44,9 +45,20 @@ class Drafting:
     may_stream: bool = False  # the mode is `auto`
 
 
+class _Opening(NamedTuple):
+    """Holds what an opening shows of link and verifier, in seconds."""
+
+    rtt_s: float
+    forward_s: float
+    step_fixed_s: float
+    step_token_s: float
+    step_session_s: float
+
+
 class DraftingStream(ReplayStream):
     """Replays a text that was recorded as a trace. Each pass through it begins with new policies, which know what those
-    of the passes before found, as an edge's next generation does."""
+    of the passes before found, as an edge's next generation does. Its opening is taken to show what the first one
+    did, but for the round trip and the active sessions that were found since: the session is opened once."""
 
     def __init__(
         self,
@@ -65,6 +77,7 @@ class DraftingStream(ReplayStream):
         self._times = DraftTimes(token_ms=drafting.token_s * 1e3)
         self._prior, self._key = AcceptancePrior(), PriorKey.at("", recorded.sampling.temperature)
         self._round: tuple[pb.SessionRequest, Expected] | None = None
+        self._opening: _Opening | None = None
         self._begin()
 
     # ------------------------------------------------------------------------------- a pass of the text
@@ -91,7 +104,10 @@ class DraftingStream(ReplayStream):
             conditions=self._conditions,
         )
         self._recorder = Recorder(self._depth, self._window, self._conditions)
-        self._window.choose(self._num_left)
+        if (opening := self._opening) is not None:
+            found = self._prior.costs
+            rtt_s = opening.rtt_s if found.rtt_s is None else found.rtt_s
+            self._begin_with(opening._replace(rtt_s=rtt_s), round(found.num_sharing))
         self._round = None
 
     def _restart(self) -> None:
@@ -105,15 +121,18 @@ class DraftingStream(ReplayStream):
 
     def _observe_opening(self, opened: pb.Opened, wait_s: float) -> None:
         metrics = opened.metrics
-        self._conditions.observe_opening(
+        self._opening = _Opening(
             max(0.0, wait_s - metrics.total_ns / 1e9),
             metrics.forward_ns / 1e9,
-            self._drafting.token_s,
             opened.step_fixed_ns / 1e9,
             opened.step_token_ns / 1e9,
             opened.step_session_ns / 1e9,
-            metrics.num_active_sessions,
         )
+        self._begin_with(self._opening, metrics.num_active_sessions)
+
+    def _begin_with(self, opening: _Opening, num_active: int) -> None:
+        rtt_s, forward_s, *step_parts_s = opening
+        self._conditions.observe_opening(rtt_s, forward_s, self._drafting.token_s, *step_parts_s, num_active)
         self._window.choose(self._num_left)
 
     def _write(self, token_ids: tuple[int, ...]) -> None:
@@ -166,6 +185,7 @@ class DraftingStream(ReplayStream):
                 num_accepted_tokens=verdict.accepted_len,
                 draft_ms=self._draft_s * 1e3,
                 since_ms=(self._draft_s + wait_s) * 1e3,
+                edge_ms=0.0,  # an edge of its own spends less than the many here, which take turns
                 rtt_ms=wait_s * 1e3,
                 net_ms=wait_s * 1e3 - metrics.total_ns / 1e6,
                 queue_ms=metrics.queue_ns / 1e6,

@@ -23,6 +23,7 @@ from outrider.edge_client.core.options import ExecutionMode
 from outrider.experiments.load import command as load
 from outrider.experiments.load.cloud import CloudStream
 from outrider.experiments.load.command import LoadPlan, run_load
+from outrider.experiments.load.drafting import DraftingStream
 from outrider.experiments.load.record import record, record_traces
 from outrider.experiments.load.recording import Recording
 from outrider.experiments.load.report import LoadReport, Refusal, RoundSample, Tally, session_gaps_ms
@@ -253,7 +254,32 @@ def test_a_traced_text_is_replayed_in_every_way_and_is_the_same(
     assert report.num_tokens > 4 * 40
     drafted = {"fixed": ways.get("num_speculative_tokens"), "": 0}.get(ways.get("depth_policy", ""))
     assert drafted is None or report.mean_drafted == drafted
-    assert report.tokens_per_round > 1 if "depth_policy" in ways else report.tokens_per_round == 1
+    if "mode" not in ways:
+        assert report.tokens_per_round > 1
+    elif ways["mode"] is ExecutionMode.CLOUD_ONLY:
+        assert report.tokens_per_round == 1
+
+
+def test_a_pass_after_the_first_begins_in_the_mode_that_is_best_by_what_was_found(
+    server: VerifierServer, traces: Recording, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes: dict[DraftingStream, list[bool]] = {}
+    begin = DraftingStream._begin
+
+    def note(stream: DraftingStream) -> None:
+        begin(stream)
+        passes.setdefault(stream, []).append(stream._conditions.are_known)
+
+    monkeypatch.setattr(DraftingStream, "_begin", note)
+    for seconds in (0.5, 2.0, 8.0):  # until a session began again, on a busy machine too
+        plan = LoadPlan(2, seconds=seconds, warmup_s=0.1, depth_policy="optimal", mode=ExecutionMode.AUTO)
+        passes.clear()
+        asyncio.run(run_load(address_of(server), traces, plan))
+        later = [is_known for of_stream in passes.values() for is_known in of_stream[1:]]
+        if later:
+            break
+    assert later and all(later)
+    assert not any(of_stream[0] for of_stream in passes.values()), "it is not open yet"
 
 
 def test_a_text_unlike_the_recorded_one_is_noticed(server: VerifierServer, traces: Recording) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from outrider.cloud_verifier.engine import driver as driver_module
-from outrider.cloud_verifier.engine.delivery import Delivery
+from outrider.cloud_verifier.engine.delivery import Delivery, WaitAllowance
 from outrider.cloud_verifier.engine.driver import EngineDriver
 from outrider.common.clock import SYSTEM_CLOCK
 
@@ -108,6 +108,39 @@ def test_a_client_that_reads_nothing_costs_the_others_one_wait(monkeypatch: pyte
         return seconds
 
     assert 0.5 <= asyncio.run(drive()) < 0.5 * 40 / 2
+
+
+def test_a_client_that_reads_each_answer_too_late_costs_a_share_of_the_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(driver_module, "MAX_DELIVERY_S", 0.05)
+
+    class Late(Answering):
+        async def _write(self, step: int) -> None:
+            with self.delivery.writing():
+                await asyncio.sleep(0.04)
+
+    async def drive() -> float:
+        engine = Late(60)
+        begin_s, driver = time.monotonic(), engine.start()
+        await asyncio.wait_for(engine.is_done.wait(), 60.0)
+        seconds = time.monotonic() - begin_s
+        await engine.stop(driver)
+        return seconds
+
+    assert asyncio.run(drive()) < 0.04 * 60 / 4, "each step waited for"
+
+
+def test_waits_take_a_share_of_the_time_and_one_longest_wait_more() -> None:
+    allowance, now_s, waited_s = WaitAllowance(0.005, 0.25), 100.0, 0.0
+    for _ in range(200):
+        now_s += 0.002  # a step
+        wait_s = min(0.004, allowance.left_s(now_s))
+        if wait_s > 0.0:
+            now_s, waited_s = now_s + wait_s, waited_s + wait_s
+            allowance.waited(now_s)
+    assert 0.2 * (now_s - 100.0) < waited_s <= 0.005 + 0.25 * (now_s - 100.0)
+    assert allowance.left_s(now_s + 60.0) == 0.005
 
 
 def test_a_step_on_the_thread_is_not_joined_by_another_one_when_what_was_waited_for_is_written(
