@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from outrider.edge_client.controller.cost_model import Acceptance, LinkCosts, ModelCosts, round_s
@@ -190,15 +189,8 @@ class Run(NamedTuple):
 
 
 def _run_of(acceptance: Acceptance, num_draft_tokens: int) -> Run:
-    if isinstance(acceptance, Sequence):
-        return _run_of_positions(acceptance, num_draft_tokens)
-    return run_of_rate(acceptance, num_draft_tokens)
-
-
-@lru_cache(4096)  # a controller asks for the same rates and lengths again and again
-def run_of_rate(alpha: float, num_draft_tokens: int) -> Run:
-    """Returns the parts of a run of rounds of n tokens at one rate."""
-    return _run_of_positions([alpha], num_draft_tokens)
+    alphas = acceptance if isinstance(acceptance, Sequence) else [acceptance]
+    return _run_of_positions(alphas, num_draft_tokens)
 
 
 def _run_of_positions(alphas: Sequence[float], num_draft_tokens: int) -> Run:

@@ -13,7 +13,6 @@ from outrider.edge_client.controller.cost_model_pipelined import (
     PipelinedTimes,
     Run,
     branching_run_token_s,
-    run_of_rate,
 )
 from outrider.edge_client.controller.tree_policy import tree_tokens
 from outrider.edge_client.drafting.trees import TreeCosts
@@ -29,11 +28,11 @@ def rounds_token_s(rates: Rates, times: Sequence[PipelinedTimes]) -> NDArray[np.
 
 def branching_token_s(rates: Rates, times: Sequence[PipelinedTimes], hit_share: float) -> NDArray[np.float64]:
     """Returns `cost_model_pipelined.branching_token_s`, [rates, lengths]."""
-    runs = _runs(rates, tuple(each.num_draft_tokens for each in times))
+    runs = _runs(rates, [each.num_draft_tokens for each in times])
     all_times = PipelinedTimes._make(map(np.array, zip(*times, strict=True)))
     num_waits = 0.0
     if any(each.wait_s for each in times):
-        num_waits = _runs(rates, tuple(each.window * each.num_draft_tokens for each in times)).rounds
+        num_waits = _runs(rates, [each.window * each.num_draft_tokens for each in times]).rounds
     return np.asarray(branching_run_token_s(runs, num_waits, all_times, hit_share))
 
 
@@ -50,11 +49,13 @@ def _expected_tokens(rates: Rates, lengths: tuple[int, ...]) -> NDArray[np.float
     return np.array([[expected_tokens(rate, length) for length in lengths] for rate in rates])
 
 
-@lru_cache(64)
-def _runs(rates: Rates, lengths: tuple[int, ...]) -> Run:
-    """Returns the parts of runs: tokens [rates, 1], the others [rates, lengths]."""
-    runs = np.array([[run_of_rate(rate, length) for length in lengths] for rate in rates])
-    return Run._make((runs[:, :1, 0], runs[:, :, 1], runs[:, :, 2]))
+def _runs(rates: Rates, lengths: Sequence[int]) -> Run:
+    """Returns the parts of runs: tokens [rates, 1], the others [rates, lengths]. At one rate they are geometric sums.
+    They are not kept: a window's lengths are many."""
+    alphas = np.array(rates)[:, None]
+    whole = alphas ** np.array(lengths)
+    rounds = whole / (1 - whole)
+    return Run._make((alphas / (1 - alphas), rounds, (1 - alphas) * rounds))
 
 
 @lru_cache(16)
