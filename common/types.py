@@ -287,7 +287,7 @@ class RoundMetrics:
     total_ns: int = 0
     batch_size: int = 0  # sessions in the forward; 0: the verifier hides it
     step_token_ns: int = 0  # what a token added to a step lately; 0: not known yet
-    num_active_sessions: int = 0  # that the verifier computed something for lately; 0: it hides it
+    num_active_sessions: int = 0  # answered within the last second; 0: the verifier hides it, or is older
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class ControllerSettings:
     max_remembered_sequences: int = 9  # whose posteriors join the prior, each with its weight
 
     # How often a drafted token is rejected, and how often its runner-up is then the correction, by the gap of their
-    # scores in nats: the embedded pair's own rates, 2,048 positions at temperature 0.8 (table in docs/controller.md).
+    # scores in nats: rates of an earlier embedded pair, 2,048 positions at temperature 0.8.
     gap_bins_nats: tuple[float, ...] = (0.1, 0.25, 0.5, 1.0, 2.0, 4.0)
     prior_reject_by_gap: tuple[float, ...] = (0.63, 0.48, 0.37, 0.26, 0.06, 0.01, 0.002)
     prior_runner_up_by_gap: tuple[float, ...] = (0.33, 0.30, 0.24, 0.17, 0.035, 0.008, 0.001)
@@ -88,7 +88,7 @@ class ControllerSettings:
     min_rtt_s: float = 1e-6  # keeps rates finite on loopback
 
     # Trees. Shares: with 1 to 4 children, ranked by the draft's score plus noise, .79 .92 .95 .97 of the target's
-    # tokens are among them (`make bench-trees`).
+    # tokens were among an earlier embedded draft's (`make bench-trees`).
     second_choice_share: float = 0.6  # of tokens that are not the first choice
     later_choice_share: float = 0.4  # of those that are none of the choices before
     # How much faster than chains, one at a time or pipelined, a tree must promise to be. Chosen of .03, .05 and .1 in
@@ -110,7 +110,7 @@ class ControllerSettings:
     branch_prior_hit_share: float = 0.3  # before rounds were pipelined; 0.4 on recorded acceptance
     branch_spared_share: float = 0.6  # of a round trip that a branch which came true spares
 
-    # The choice of the mode. By hand, against bench `ctl.auto`; docs/controller.md names what was tried.
+    # The choice of the mode. By hand, against bench `ctl.auto`.
     horizon_tokens: int = 256  # how far ahead a decision looks: a sequence may end long before its limit
     decision_interval_tokens: int = 16  # how long a chosen mode is assumed to run before the next change
     # How much of that interval's time another mode must save to be taken, so that two of equal cost do not alternate;

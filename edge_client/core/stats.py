@@ -44,7 +44,9 @@ class RoundRecord:
     forward_ms: float = 0.0
     verifier_ms: float = 0.0
     batch_size: int = 0  # sessions in its forward; 0 where the verifier hides it
-    num_active_sessions: int = 0  # that the verifier computed something for lately; 0 where it hides it
+    num_active_sessions: int = (
+        0  # answered within the last second; 0 where the verifier hides it, or is older
+    )
     # What a token added to the verifier's steps then, as it says; 0: it does not know.
     step_token_ms: float = 0.0
     alpha_mean: float = float("nan")

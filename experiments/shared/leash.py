@@ -4,9 +4,9 @@ with theirs (`end_with_parent`).
     python -m outrider.experiments.shared.leash outrider.cloud_verifier serve --listen 127.0.0.1:0
 
 `shared.processes` holds the other end of that input and never writes. So a server may be in a session of
-its own, where a terminal's Ctrl-C does not reach it before its owner, and still outlives nobody. The end of that input
-is told by a signal: a thread that waited for it would have a heap of its own before the server says how many there are
-(`common.process.memory`), and what is measured of the server's memory would be another's.
+its own, where a terminal's Ctrl-C does not reach it before its owner, and still end with it, as soon as its main thread
+runs Python. A signal reports the end of that input: a thread that waited for it would have a heap of its own before
+the server says how many there are (`common.process.memory`), and would change the memory that is measured.
 """
 
 from __future__ import annotations

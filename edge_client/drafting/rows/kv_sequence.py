@@ -64,8 +64,7 @@ class Runner(Protocol):
         """Copies the KV of rising `slots` to those from `start` on."""
 
     def free_scratch(self) -> None:
-        """Frees the buffers of the last run and makes them anew in the next one; the KV stays. Temperature and seed
-        have to be set again."""
+        """Frees the buffers of the largest run so far; the KV stays. Temperature and seed have to be set again."""
 
     def check_integrity(self) -> None:
         """Asserts that the buffers agree with each other."""
