@@ -125,8 +125,8 @@ def _found(found: dict[str, dict[str, float]], tally: Tally) -> Found:
     measure = judged(
         "rel.hostile",
         f"p99 of another tenant's round beside the worst of {len(abuses)} abuses ({worst}, {p99_ms[worst]:.0f} ms) : "
-        f"beside an honest busy tenant ({honest_ms:.0f} ms, A/A {again:.2f}); {num_lost} of its sessions lost, "
-        f"{tally.num_mismatches} verdicts unlike the recording",
+        f"beside an honest busy tenant's rounds of 64 drafts ({honest_ms:.0f} ms, A/A {again:.2f}); {num_lost} of its "
+        f"sessions lost, {tally.num_mismatches} verdicts unlike the recording",
         p99_ms[worst] / honest_ms,
         "ratio",
         (f"<= {MAX_RATIO:g}", lambda ratio: ratio <= MAX_RATIO and not num_lost and not tally.num_mismatches),
