@@ -131,8 +131,15 @@ class DraftingStream(ReplayStream):
         self._begin_with(self._opening, metrics.num_active_sessions)
 
     def _begin_with(self, opening: _Opening, num_active: int) -> None:
-        rtt_s, forward_s, *step_parts_s = opening
-        self._conditions.observe_opening(rtt_s, forward_s, self._drafting.token_s, *step_parts_s, num_active)
+        self._conditions.observe_opening(
+            opening.rtt_s,
+            opening.forward_s,
+            self._drafting.token_s,
+            opening.step_fixed_s,
+            opening.step_token_s,
+            opening.step_session_s,
+            num_active,
+        )
         self._window.choose(self._num_left)
 
     def _write(self, token_ids: tuple[int, ...]) -> None:
