@@ -68,6 +68,7 @@ PENALIZED = replace(
     bad_words=((7, 8), (5,)),
     min_new_tokens=9,
 )
+STOPS = (1, 5)  # masked as long as the text is short
 SAMPLINGS = {"greedy": GREEDY, "truncated": SAMPLED, "penalised": PENALIZED}
 PROMPT = tuple(range(3, 3 + BLOCK_SIZE + 1))  # a whole block of it is found again
 CHUNK_TOKENS = 16  # of a prompt beside rounds
@@ -250,7 +251,17 @@ def _make_engine(fake: FakeDevice, row_plan: RowPlan | None) -> Engine:
 
 
 def _opening(name: int, method: Method, sampling: SamplingParams, prompt: TokenIds = PROMPT) -> OpenRequest:
-    return OpenRequest(_id(name), prompt, len(prompt), sampling, method, num_logprobs=5, ignore_eos=True)
+    stops = STOPS if sampling.min_new_tokens else ()
+    return OpenRequest(
+        _id(name),
+        prompt,
+        len(prompt),
+        sampling,
+        method,
+        num_logprobs=5,
+        stop_token_ids=stops,
+        ignore_eos=True,
+    )
 
 
 def _round(round_id: int, last: Opened | Verdict, method: Method) -> VerifyRequest:

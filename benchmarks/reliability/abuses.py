@@ -228,10 +228,10 @@ async def truncation(abuser: Abuser) -> None:
 
 
 async def stop_ids(abuser: Abuser) -> None:
-    """Opens with every id but one as a stop id."""
-    await _sampled_rounds(
-        abuser, pb.SamplingParams(temperature=0.8), stop_token_ids=range(abuser.num_tokens - 1)
-    )
+    """Opens with every id but one as a stop id, and so long a minimum that they are masked in every row of the longest
+    rounds."""
+    sampling = pb.SamplingParams(temperature=0.8, min_new_tokens=abuser.max_context)
+    await _sampled_rounds(abuser, sampling, num_draft_tokens=64, stop_token_ids=range(abuser.num_tokens - 1))
 
 
 async def supports(abuser: Abuser) -> None:

@@ -20,7 +20,7 @@ from outrider.cloud_verifier.engine.admission import Admission
 from outrider.cloud_verifier.engine.backlog import MIN_RETRY_MS, Backlog
 from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.finish import Awaited, MakeRows, RoundFinisher, awaited, make_rows
-from outrider.cloud_verifier.engine.gathering import HIDDEN, ActiveSessions, Company, Gathering
+from outrider.cloud_verifier.engine.gathering import HIDDEN, ActiveSessions, Gathering, SessionCounts
 from outrider.cloud_verifier.engine.idle_time import IdleClock
 from outrider.cloud_verifier.engine.job import Job
 from outrider.cloud_verifier.engine.line import SessionKey
@@ -420,12 +420,18 @@ class Engine:
         """Starts the packed forward, and what is computed of its rows where they are."""
         start_ns = self._now_ns()
         items, ending, batch.num_attended = [], [], 0
-        for work, share in zip(batch.works, batch.plan.shares, strict=True):
+        for work, share in list(zip(batch.works, batch.plan.shares, strict=True)):
             work.start_ns = work.start_ns or start_ns
+            try:
+                items.append(work.forward_item(share.num_tokens, is_final=share.is_final))
+            except Exception as error:
+                self._leave_out(batch, work, error)
+                continue
             if share.is_final:
                 ending.append(work)
             batch.num_attended += share.num_tokens * (work.num_positions + share.num_tokens // 2)
-            items.append(work.forward_item(share.num_tokens, is_final=share.is_final))
+        if not items:
+            return
         prepared = self._finisher.prepare_rows(ending, self.backend.staging)
         batch.forward_start_ns = start_ns
         logits = self.backend.forward(items)
@@ -435,6 +441,12 @@ class Engine:
         batch.rows = self._finisher.process_rows(prepared, logits)
         batch.awaited = awaited(logits, batch.rows)
 
+    def _leave_out(self, batch: _Batch, work: Work, error: Exception) -> None:
+        """Ends the session of a work that cannot be fed: the others of its batch go on."""
+        with self.sessions.isolate(work.job):
+            raise error
+        batch.remove(work)
+
     def _hold_left(self, batch: _Batch) -> None:
         """Takes what a batch computed off the backlog, unless a later one's plan has."""
         if batch is self._planned:
@@ -443,15 +455,17 @@ class Engine:
     def _finish(self, batch: _Batch) -> None:
         """Answers the works that ended, and reports progress of the others."""
         self.num_steps += 1
-        rest, company = iter(batch.rows), self._company_of(batch)
+        rest, counts = iter(batch.rows), self._count_sessions(batch)
         for work, share in zip(batch.works, batch.plan.shares, strict=True):
             begin_s = self.clock.now()
             work.forward_ns += batch.forward_ns
             its_rows = next(rest) if share.is_final else None
             with self.sessions.isolate(work.job):
+                if work.failure is not None:
+                    raise work.failure
                 if its_rows is None:
                     work.report(begin_s)
-                if its_rows is not None and self._finisher.finish(work, its_rows, company):
+                if its_rows is not None and self._finisher.finish(work, its_rows, counts):
                     if isinstance(work.request, VerifyRequest) and not work.session.waiting:
                         key = work.job.tenant, work.job.session_id
                         self._gathering.left(key, work.session.pause, self.clock.now())
@@ -465,24 +479,24 @@ class Engine:
         batch.end_ns = self._now_ns()
         self._unobserved = batch
 
-    def _company_of(self, batch: _Batch) -> Company:
-        """Returns with how many sessions a batch's works shared what."""
+    def _count_sessions(self, batch: _Batch) -> SessionCounts:
+        """Returns what the answers of a batch report; its sessions are active from now on."""
         answered = [
             (work.job.tenant, work.job.session_id)
             for work, share in zip(batch.works, batch.plan.shares, strict=True)
             if share.is_final
         ]
         num_active = self._active.note(answered, self.clock.now())
-        return HIDDEN if self._hides_batch_size else Company(len(batch.works), num_active)
+        return HIDDEN if self._hides_batch_size else SessionCounts(len(batch.works), num_active)
 
     def _forget(self, key: SessionKey) -> None:
         self._gathering.arrived(key)
         self._active.forget(key)
 
     def _charge(self, work: Work, begin_s: float) -> None:
-        """Charges the tenant for drafting and for all since `begin_s`."""
-        self._scheduler.charge(work, self.clock.now() - begin_s + work.draft_s)
-        work.draft_s = 0.0
+        """Charges the tenant for drafting, preparing rows and all since `begin_s`."""
+        self._scheduler.charge(work, self.clock.now() - begin_s + work.draft_s + work.prepare_s)
+        work.draft_s = work.prepare_s = 0.0
 
     def _make_kv_room(self, error: KVExhausted) -> Work | None:
         """Evicts an idle session, or refuses the work of an active one, which is returned."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Protocol
 
 from outrider.cloud_verifier.backends.base import Logits
 from outrider.cloud_verifier.engine.backlog import Backlog
-from outrider.cloud_verifier.engine.gathering import Company
+from outrider.cloud_verifier.engine.gathering import SessionCounts
 from outrider.cloud_verifier.engine.observe import EngineObserver
 from outrider.cloud_verifier.engine.session import Bonus, Session
 from outrider.cloud_verifier.engine.session_manager import SessionManager
@@ -125,8 +125,17 @@ class RoundFinisher:
         if staging is not None and works:
             # One work's exception is met again, and belongs to it, where each is processed alone.
             with contextlib.suppress(Exception):
-                prepared.staged = stage_rounds(_make_step_rounds(works), self._model.num_tokens, staging)
+                prepared.staged = self._stage(works, staging)
         return prepared
+
+    def _stage(self, works: Sequence[Work], staging: Staging) -> StagedRounds:
+        rounds = [_make_step_rounds([work]) for work in works]
+        try:
+            of_all = list(chain.from_iterable(rounds))
+            return stage_rounds(of_all, self._model.num_tokens, staging, self._clock)
+        finally:
+            for work, own in zip(works, rounds, strict=True):
+                work.prepare_s += sum(each.host_s for each in own)
 
     def process_rows(self, prepared: PreparedRows, logits: Logits) -> Sequence[ProcessedRows | Exception]:
         """Returns the rows of each work, in the order of their logits.
@@ -142,8 +151,13 @@ class RoundFinisher:
                 return [error]
             ends = accumulate(work.num_rows for work in works)
             parts = [logits[end - work.num_rows : end] for work, end in zip(works, ends, strict=True)]
-            pairs = zip(works, parts, strict=True)
-            return [self.process_rows(PreparedRows([work]), part)[0] for work, part in pairs]
+            return [self._process_alone(work, part) for work, part in zip(works, parts, strict=True)]
+
+    def _process_alone(self, work: Work, logits: Logits) -> ProcessedRows | Exception:
+        begin_s = self._clock.now()
+        (rows,) = self.process_rows(PreparedRows([work]), logits)
+        work.prepare_s += self._clock.now() - begin_s
+        return rows
 
     def _process(self, prepared: PreparedRows, logits: Logits) -> Sequence[ProcessedRows]:
         eos_token_ids, num_tokens = self._model.eos_token_ids, self._model.num_tokens
@@ -159,8 +173,8 @@ class RoundFinisher:
             rows.append(next(of_rounds))
         return rows
 
-    def finish(self, work: Work, rows: ProcessedRows | Exception, company: Company) -> bool:
-        """Answers `work` from its rows; returns whether its session is free for its next job. `company` is told.
+    def finish(self, work: Work, rows: ProcessedRows | Exception, counts: SessionCounts) -> bool:
+        """Answers `work` from its rows; returns whether its session is free for its next job. `counts` are reported.
 
         Raises the exception that is in the rows' place.
         """
@@ -181,7 +195,7 @@ class RoundFinisher:
             _note_for_next_round(session, request, outcome, logprobs)
         else:
             session.bonus, session.choice_position = None, _choice_position(session, outcome)
-        metrics = self._make_metrics(work, outcome, company)
+        metrics = self._make_metrics(work, outcome, counts)
         self._observer.on_round(
             request,
             session.opening.session_id,
@@ -241,7 +255,7 @@ class RoundFinisher:
             self._sessions.keep_kv(session, start, outcome.accepted_nodes)
         self._sessions.truncate_kv(session, session.chain.position - 1)
 
-    def _make_metrics(self, work: Work, outcome: Outcome, company: Company) -> RoundMetrics:
+    def _make_metrics(self, work: Work, outcome: Outcome, counts: SessionCounts) -> RoundMetrics:
         num_draft_tokens = len(work.draft_tokens) + work.num_confirmed
         num_accepted = outcome.accepted_len + work.num_confirmed
         return RoundMetrics(
@@ -250,9 +264,9 @@ class RoundFinisher:
             queue_ns=work.start_ns - work.job.arrival_ns if work.num_generated == 0 else 0,
             forward_ns=work.forward_ns,
             total_ns=int(self._clock.now() * 1e9) - work.job.arrival_ns,
-            batch_size=company.num_in_step,
+            batch_size=counts.num_in_step,
             step_token_ns=self._backlog.step_parts_ns()[2],
-            num_active_sessions=company.num_active,
+            num_active_sessions=counts.num_active,
         )
 
     def _continue_generation(

@@ -91,14 +91,14 @@ class Gathering:
         return last_s - now_s
 
 
-class Company(NamedTuple):
-    """Tells how many sessions an answer's session shared what with, itself included; 0: it is not told."""
+class SessionCounts(NamedTuple):
+    """Holds how many sessions an answer reports, its own included; 0: it does not."""
 
     num_in_step: int
     num_active: int
 
 
-HIDDEN = Company(0, 0)
+HIDDEN = SessionCounts(0, 0)
 
 
 class ActiveSessions:

@@ -63,6 +63,8 @@ class Work:
     choices: TokenIds = ()
     draft_ns: int = 0  # what drafting this step took here (co-located), for all that drafted
     draft_s: float = 0.0  # what drafting for this work alone took since its tenant was charged
+    prepare_s: float = 0.0  # as much of preparing its rows, before they are read
+    failure: Exception | None = None  # raised where it is finished, which ends its session
     base_position: int = 0
     replaced_tokens: TokenIds = ()  # what followed the base before this round, should it be refused
 

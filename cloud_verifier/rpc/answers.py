@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from outrider.cloud_verifier.engine.delivery import Delivery
@@ -47,19 +48,22 @@ class Answers:
         self._append(None)
 
     def cut_off(self, error: Exception) -> None:
-        """Ends the call at once, even where it waits in a write that nobody takes."""
+        """Ends the call at once, even where it waits in a write that nobody takes, and drops what was put."""
         self.error = error
+        self._messages.clear()  # gRPC keeps the error, whose traceback leads here, until the client takes it
         if self._writer is not None:
             self._writer.cancel()
 
-    async def write_to(self, context: Any) -> None:
-        """Writes messages until the end. Raises `error`."""
+    async def write_to(self, context: Any, on_written: Callable[[], object] | None = None) -> None:
+        """Writes messages until the end, and calls `on_written` after each. Raises `error`."""
         try:
             while (message := await self._get()) is not None:
                 with self._delivery.writing():
                     is_written = await _was_written(context, message)
                 if not is_written:
                     return
+                if on_written is not None:
+                    on_written()
         except asyncio.CancelledError:
             if self.error is None:
                 raise

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -61,6 +61,23 @@ class ShuttingDownError(Exception):
     """The grace of a shutdown is over."""
 
 
+@dataclass(slots=True, eq=False)
+class _Generation:
+    """Is a `Generate` call. Its client says nothing more: one that is answered and not read ends as soon as a stream
+    that said nothing does."""
+
+    call: OpenCall
+    cut_off: CutOff
+    end: Callable[[], None]  # after its answers
+    last_used_s: float = 0.0  # where it is idle: when it had its last answer, or sent one
+    is_silent: bool = True
+
+    @property
+    def is_idle(self) -> bool:
+        """Returns whether nothing is computed for it."""
+        return self.call.num_requests <= 0
+
+
 class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
     """Serves the calls of `outrider.v1.Verifier`. Lives on one event loop."""
 
@@ -80,7 +97,7 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._streams = StreamRegistry()
         self._callers: dict[CutOff, Caller] = {}  # of all calls that stream answers
         self._open: set[SessionStream] = set()
-        self._generations: set[Callable[[], None]] = set()  # each ends a `Generate` call after its answers
+        self._generations: set[_Generation] = set()
         self.occupancy = Occupancy(call_limits or CallLimits())
         self.delivery = Delivery()
         self._num_unary = 0
@@ -147,12 +164,14 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
             stream.push(Draining(int(grace_s * 1000), reason), None)
 
     def end_idle_streams(self) -> None:
-        """Ends streams that were idle for longer than a session may be, and sooner those that said nothing."""
+        """Ends streams that were idle for longer than a session may be, and sooner those that said nothing, and
+        generations that are answered and not read."""
         now_s, ttl_s = self._engine.idle_clock.now(), self.occupancy.limits.idle_ttl_s
-        for stream in [each for each in self._open if each.is_idle]:
-            idle_s = now_s - stream.last_used_s
-            if idle_s > ttl_s or (stream.is_silent and idle_s > SILENT_S):
-                stream.cut_off(IdleError(f"the stream was idle for {idle_s:.0f} s"))
+        calls: list[SessionStream | _Generation] = [*self._open, *self._generations]
+        for call in [each for each in calls if each.is_idle]:
+            idle_s = now_s - call.last_used_s
+            if idle_s > ttl_s or (call.is_silent and idle_s > SILENT_S):
+                call.cut_off(IdleError(f"the stream was idle for {idle_s:.0f} s"))
 
     def end_calls(self) -> None:
         """Takes nothing new. Generations end with what they have, streams with `ShuttingDownError` once their requests
@@ -160,8 +179,8 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
         self._is_ending = True
         for stream in self._streams:
             stream.finish(ShuttingDownError("the verifier is shutting down"))
-        for end in self._generations:
-            end()
+        for generation in self._generations:
+            generation.end()
 
     def end_streams_of(self, token_ids: Collection[str], error: Exception) -> None:
         """Cuts off the streams that came with one of these tokens. Their sessions stay."""
@@ -277,9 +296,16 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 is_over = True
                 is_rejected = isinstance(reply, RoundError) and reply.code in _REJECTED
                 answers.end()
+                touch()
 
         def end() -> None:
             self._submit_unary(call, session_id, CancelRequest(decoded.round_id))
+
+        generation = _Generation(call, answers.cut_off, end)
+
+        def touch() -> None:
+            if generation.is_idle:
+                generation.last_used_s = self._engine.idle_clock.now()
 
         post = self._stream_context.mailbox.post
         with self._taking(call, session_id, decoded) as refusal:
@@ -287,14 +313,14 @@ class VerifierService(outrider_pb2_grpc.VerifierServicer):  # type: ignore[misc]
                 await context.write(codec.encode_generate_response(refusal).SerializeToString())
                 return
             self._submit_unary(call, session_id, decoded, lambda reply: post(push, reply))
-            self._generations.add(end)
+            self._generations.add(generation)
             try:
                 with self._may_be_cut_off(answers.cut_off, caller):
-                    await answers.write_to(context)
+                    await answers.write_to(context, touch)
                 if is_rejected:
                     await asyncio.sleep(REJECTION_S)
             finally:
-                self._generations.remove(end)
+                self._generations.remove(generation)
                 if not is_over:
                     is_over = True
                     self._disconnect(call, session_id)

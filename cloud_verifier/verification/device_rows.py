@@ -20,6 +20,7 @@ from outrider.cloud_verifier.verification.rows import (
     StepRound,
     check_total,
 )
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.types import TokenIds
 
 if TYPE_CHECKING:
@@ -34,14 +35,17 @@ def is_on_device(logits: object) -> TypeGuard[torch.Tensor]:
     return hasattr(logits, "data_ptr")
 
 
-def stage_rounds(rounds: Sequence[StepRound], num_tokens: int, staging: Staging) -> StagedRounds:
-    """Attaches what the rows of some rounds are computed with to the next forward's inputs.
+def stage_rounds(
+    rounds: Sequence[StepRound], num_tokens: int, staging: Staging, clock: Clock = SYSTEM_CLOCK
+) -> StagedRounds:
+    """Attaches what the rows of some rounds are computed with to the next forward's inputs, and adds what each round
+    alone takes to its `host_s`, by `clock`.
 
     Ids at or above `num_tokens` do not exist.
     """
     from outrider.cloud_verifier.verification.device_step import StagedRounds
 
-    return StagedRounds(rounds, num_tokens, staging)
+    return StagedRounds(rounds, num_tokens, staging, clock)
 
 
 def make_staged_rows(logits: torch.Tensor, staged: StagedRounds, eos_token_ids: TokenIds) -> list[DeviceRows]:

@@ -8,7 +8,7 @@ the logits of ids that are read, log-probabilities.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate, chain, islice
 from typing import Any
@@ -27,6 +27,7 @@ from outrider.cloud_verifier.verification.rows import (
     penalties_of_round,
 )
 from outrider.cloud_verifier.verification.staging import Download, Staging
+from outrider.common.clock import SYSTEM_CLOCK, Clock
 from outrider.common.noise.draws import Purpose
 from outrider.common.sampling.penalties import Penalties, wire
 from outrider.common.types import SamplingParams, TokenIds
@@ -44,11 +45,21 @@ _LOG_TOTAL, _RAW_LOGITS = range(2)
 class StagedRounds:
     """Holds what the rows of a step's rounds are computed with: known before the forward, and sent with its inputs."""
 
-    def __init__(self, rounds: Sequence[StepRound], num_tokens: int, staging: Staging) -> None:
-        """Attaches it to the next step of `staging`; `num_tokens` are the ids that exist."""
+    def __init__(
+        self, rounds: Sequence[StepRound], num_tokens: int, staging: Staging, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        """Attaches it to the next step of `staging`; `num_tokens` are the ids that exist. Adds what each round alone
+        takes to its `host_s`, by `clock`."""
         self.rounds, self.num_tokens = rounds, num_tokens
-        self._penalties = [penalties_of_round(each) for each in rounds]  # first: drafts may be cut
-        self.inputs, self.samples = _StepInputs(rounds, num_tokens), SampleInputs(rounds)
+        self._penalties, samples = list[list[PathPenalties]](), list[list[Foreseen]]()
+        for each in rounds:
+            begin_s = clock.now()
+            try:
+                self._penalties.append(penalties_of_round(each))  # first: the draft may be cut
+                samples.append(foreseen.foresee(each))
+            finally:
+                each.host_s += clock.now() - begin_s
+        self.inputs, self.samples = _StepInputs(rounds, num_tokens), SampleInputs(rounds, samples)
         self._arrays = self.inputs.arrays, self.samples.arrays, _flat(self._penalties)
         self._attached = staging.attach(list(chain.from_iterable(self._arrays)))
 
@@ -58,7 +69,8 @@ class StagedRounds:
         """Returns (what rows, what samples are computed with, what changes the logits), once they are sent."""
         tensors = iter(self._attached.tensors)
         of_rows, of_samples, of_penalties = (list(islice(tensors, len(each))) for each in self._arrays)
-        return of_rows, of_samples, _like(self._penalties, of_penalties)
+        sent = {id(array): tensor for array, tensor in zip(self._arrays[2], of_penalties, strict=True)}
+        return of_rows, of_samples, _like(self._penalties, sent)
 
 
 class DeviceStep:
@@ -222,24 +234,22 @@ class _Cuts:
 
 
 def _flat(found: Sequence[Sequence[PathPenalties]]) -> list[NDArray[Any]]:
-    """Returns the arrays of all rounds, one after another."""
-    arrays = list[NDArray[Any]]()
+    """Returns the arrays of all rounds, each once: the paths of a tree share those of their session."""
+    arrays = dict[int, NDArray[Any]]()
     for of_path in chain.from_iterable(found):
-        arrays += of_path.penalties
-        if of_path.rows is not None:
-            arrays.append(of_path.rows)
-    return arrays
+        arrays |= {id(each): each for each in (*of_path.penalties, of_path.rows) if each is not None}
+    return list(arrays.values())
 
 
 def _like(
-    found: Sequence[Sequence[PathPenalties]], tensors: Iterable[torch.Tensor]
+    found: Sequence[Sequence[PathPenalties]], sent: Mapping[int, torch.Tensor]
 ) -> list[list[PathPenalties]]:
-    """Returns `found` with these in place of its arrays."""
-    rest = iter(tensors)
+    """Returns `found` with tensors in place of its arrays: those that were `sent`, by their identity."""
 
     def on_device(of_path: PathPenalties) -> PathPenalties:
-        penalties = Penalties(*islice(rest, len(of_path.penalties)))
-        return PathPenalties(penalties, None if of_path.rows is None else next(rest), of_path.num_new)
+        penalties = Penalties(*(sent[id(each)] for each in of_path.penalties))
+        rows = None if of_path.rows is None else sent[id(of_path.rows)]
+        return PathPenalties(penalties, rows, of_path.num_new)
 
     return [[on_device(of_path) for of_path in of_round] for of_round in found]
 

@@ -77,12 +77,13 @@ def _rejected(each: StepRound, row: int) -> list[NDArray[np.float64]]:
 class SampleInputs:
     """Holds the foreseen samples of a step as arrays, and draws them on the device."""
 
-    def __init__(self, rounds: Sequence[StepRound]) -> None:
-        self.of_round = [foresee(each) for each in rounds]
+    def __init__(self, rounds: Sequence[StepRound], of_round: Sequence[Sequence[Foreseen]]) -> None:
+        """Takes the samples that were foreseen of each round."""
+        self.of_round = of_round
         rows, keys, first_row = list[int](), list[tuple[int, ...]](), 0
-        samples = [sample for of_round in self.of_round for sample in of_round]
-        for each, of_round in zip(rounds, self.of_round, strict=True):
-            for sample in of_round:
+        samples = [sample for each in of_round for sample in each]
+        for each, its_samples in zip(rounds, of_round, strict=True):
+            for sample in its_samples:
                 key = sample.key
                 rows.append(first_row + sample.row)
                 keys.append((each.sampling.seed, key.purpose, key.position, key.index))
@@ -103,7 +104,7 @@ class SampleInputs:
             np.array(keys, np.uint64).reshape(-1, 4).view(np.int64),
             ids,
             probs,
-            *_chains(rounds, self.of_round),
+            *_chains(rounds, of_round),
         )
 
 

@@ -60,6 +60,8 @@ class StepRound:
     num_logprobs: int = 0
     num_rows: int = field(init=False)  # of logits: one for each drafted token, and one for the bonus
     is_cut: bool = field(init=False, default=False)  # see `cut`
+    # What it alone took the host before the forward, where its rows are computed on a device.
+    host_s: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
         self.num_rows = len(self.draft_token_ids) + 1

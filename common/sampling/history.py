@@ -121,6 +121,7 @@ class History:
         self.bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
         self.biases = np.array([bias for _, bias in params.logit_bias], np.float32)
         self.bad_words = BadWords(params.bad_words)
+        self.held_ids = np.array(sorted({*params.held_back}), np.int64)
         self.grammar = None if params.grammar is None else state_of(params.grammar)
         self.seen, self.output = TokenCounts(), TokenCounts()
         counts_seen = params.repetition_penalty != 1

@@ -51,8 +51,7 @@ class Penalties(NamedTuple):
     biases: Any = _NO_AMOUNTS
     banned_rows: Any = _NO_IDS
     banned_ids: Any = _NO_IDS
-    held_rows: Any = _NO_IDS  # stop ids, where the output is too short to end
-    held_ids: Any = _NO_IDS
+    held_ids: Any = _NO_IDS  # stop ids, of the rows whose output is too short to end
     allowed: Any = _NO_WORDS  # by the grammar: int32 [rows, words], a bit for each id (`mask_scores`)
 
 
@@ -62,14 +61,14 @@ def find_penalties(
     history: History,
     text_end: Sequence[int],
     draft_token_ids: Sequence[int],
-    num_short: int = 0,
+    is_short: bool = False,
 ) -> Penalties:
     """Returns numpy arrays for rows of which each sees the draft tokens before it: for the first rows alone where a
     grammar takes too much after a drafted token, `allowed` then says how many. Raises `GrammarLimitError` where it does
     before any.
 
-    `text_end` are the last tokens of the text, as many as the longest bad word has; the first `num_short` rows follow
-    an output that is too short to end.
+    `text_end` are the last tokens of the text, as many as the longest bad word has; `is_short` is whether the first row
+    follows an output that is too short to end.
     """
     if (state := history.grammar) is not None:
         allowed = _masks(state, num_rows, draft_token_ids)
@@ -92,10 +91,8 @@ def find_penalties(
         found["banned_rows"], found["banned_ids"] = _banned(
             num_rows, history.bad_words, text_end, draft_token_ids
         )
-    if params.held_back:
-        num_short, num_ids = min(num_short, num_rows), len(params.held_back)
-        found["held_rows"] = np.arange(num_short).repeat(num_ids)
-        found["held_ids"] = np.tile(np.array(params.held_back, np.int64), num_short)
+    if is_short:
+        found["held_ids"] = history.held_ids
     if state is not None:
         found["allowed"] = allowed
         if params.bad_words:
@@ -174,9 +171,15 @@ MaskScores = Callable[[Any, Any, Any], None]
 
 
 def penalize(
-    xp: Any, scores: Any, params: SamplingParams, found: Penalties, mask: MaskScores = mask_scores
+    xp: Any,
+    scores: Any,
+    params: SamplingParams,
+    found: Penalties,
+    num_short: int = 0,
+    mask: MaskScores = mask_scores,
 ) -> None:
-    """Changes scores [rows, vocab] in place, as docs/design.md §5 has it; `found` are arrays beside them."""
+    """Changes scores [rows, vocab] in place, as docs/design.md §5 has it; `found` are arrays beside them. The first
+    `num_short` rows follow an output that is too short to end."""
     if params.repetition_penalty != 1:
         for where in ((slice(None), found.seen_ids), (found.seen_rows, found.seen_drafted_ids)):
             picked = scores[where]  # Keskar et al. 2019
@@ -192,8 +195,8 @@ def penalize(
     if params.bad_words:
         banned = found.banned_rows, found.banned_ids
         scores[banned] = xp.full_like(scores[banned], -math.inf)  # CUDA waits to copy what is no array
-    if params.held_back:
-        held = found.held_rows, found.held_ids
-        scores[held] = xp.full_like(scores[held], -math.inf)
+    if params.held_back and num_short > 0:
+        short = scores[:num_short]
+        short[:, found.held_ids] = xp.full_like(short[:, :1], -math.inf)
     if params.grammar is not None:
         mask(xp, scores, found.allowed)

@@ -163,9 +163,10 @@ def apply_penalties(
         if found is None:
             arrays = penalties_of(params, num_rows, prompt_ids, output_ids, draft_token_ids)
             found = Penalties(*(native(xp, each, scores) for each in arrays))
-        penalize(xp, scores, params, found, mask)
-        if params.min_new_tokens > len(output_ids):
-            mask_end_of_text(scores, eos_token_ids, params.min_new_tokens - len(output_ids))
+        num_short = params.min_new_tokens - len(output_ids)
+        penalize(xp, scores, params, found, num_short, mask)
+        if num_short > 0:
+            mask_end_of_text(scores, eos_token_ids, num_short)
         if is_padded:
             scores[:, num_tokens:] = -math.inf
     return scores
@@ -183,8 +184,8 @@ def penalties_of(
     history = history or History(params, prompt_ids, output_ids)
     longest = history.bad_words.longest
     text_end = (*prompt_ids[-longest:], *output_ids[-longest:]) if longest else ()
-    num_short = max(0, params.min_new_tokens - len(output_ids))
-    return find_penalties(params, num_rows, history, text_end, draft_token_ids, num_short)
+    is_short = params.min_new_tokens > len(output_ids)
+    return find_penalties(params, num_rows, history, text_end, draft_token_ids, is_short)
 
 
 def shape(xp: Any, scores: Any, params: SamplingParams) -> Any:

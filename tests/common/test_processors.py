@@ -17,6 +17,7 @@ from outrider.common.sampling.processors import (
     choose,
     is_plain,
     on_wire,
+    penalties_of,
     process_logits,
 )
 from outrider.common.sampling.truncation import row_thresholds, truncate
@@ -181,6 +182,25 @@ def test_end_of_text_is_masked_until_the_minimum_length_draft_included():
     params = dataclasses.replace(PLAIN, min_new_tokens=len(OUTPUT) + 2)
     scores = ours(params, logits())
     assert np.isneginf(scores[:, 0]).tolist() == [True, True, False, False, False]
+
+
+@pytest.mark.parametrize("library", ["numpy", "torch"])
+@pytest.mark.parametrize("num_short", [0, 2, 9])
+def test_stop_ids_that_are_held_back_are_masked_as_end_of_text_is(library, num_short):
+    xp = pytest.importorskip(library)
+    params = dataclasses.replace(PLAIN, min_new_tokens=len(OUTPUT) + num_short, held_back=(7, 0, 41, 7))
+    raw = logits()
+    expected = raw.copy()
+    expected[:num_short, [0, 2, 7, 41]] = -math.inf
+    got = np.asarray(ours(params, raw if xp is np else xp.from_numpy(raw), xp))
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_what_masks_stop_ids_grows_neither_with_rows_nor_with_ids_given_twice():
+    params = dataclasses.replace(PLAIN, min_new_tokens=100, held_back=(*range(VOCAB),) * 60)
+    for num_rows in (1, 65):
+        found = penalties_of(params, num_rows, PROMPT, OUTPUT, [1] * (num_rows - 1))
+        assert sum(each.nbytes for each in found) == 8 * VOCAB
 
 
 @pytest.mark.parametrize("vocab", [70, 1000, 8192])

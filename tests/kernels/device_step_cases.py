@@ -18,7 +18,9 @@ from outrider.cloud_verifier.verification.methods.candidates import candidate_in
 from outrider.cloud_verifier.verification.methods.registry import create_method
 from outrider.cloud_verifier.verification.methods.supports import Remainder, sample_residual
 from outrider.cloud_verifier.verification.rows import HostRows, KeyedDraws, StepRound
+from outrider.cloud_verifier.verification.staging import Staging
 from outrider.common.noise.draws import Purpose
+from outrider.common.sampling.history import History
 from outrider.common.tree import Tree, supports_by_row
 from outrider.common.types import Method, MethodParams, SamplingParams, Support
 from outrider.kernels import device, device_truncation, reference
@@ -94,6 +96,7 @@ def random_round(rng, method, tree=None):
         sampling = replace(
             sampling, repetition_penalty=1.3, presence_penalty=0.2, frequency_penalty=0.1,
             logit_bias=((3, 1.5),), bad_words=((4,), (draft[0], 5), (9, draft[0], 6)), min_new_tokens=4,
+            held_back=(8, draft[-1], 8),
         )  # fmt: skip
     has_support = method in (Method.SPARSE, Method.BLOCK)
     candidates = candidate_indices(PARAMS, 0) if method is Method.CANDIDATES else range(0)
@@ -157,6 +160,21 @@ def test_methods_decide_as_over_the_hosts_rows_and_all_that_they_read_was_forese
         lengths.add((method, outcome.accepted_len))
     assert len(lengths) > 1.5 * len(Method), "the rounds are too alike to show anything"
     assert all(each.is_cut is is_cut for each in rounds)
+
+
+def test_what_the_paths_of_a_tree_have_in_common_is_sent_once():
+    stops = tuple(range(1, NUM_TOKENS))
+    biases = tuple((token_id, 1.0) for token_id in stops)
+    sampling = SamplingParams(logit_bias=biases, bad_words=((9, 4),), min_new_tokens=99, held_back=stops)
+    history = History(sampling, (1, 2), (7,))
+    num_bytes = []
+    for tree in (Tree((-1, -1)), Tree((-1,) * 20)):
+        draft = tuple(range(len(tree)))
+        each = StepRound(sampling, 3, (1, 2), (7,), draft, tree, history=lambda: history)
+        staged = device_step.StagedRounds([each], NUM_TOKENS, Staging(torch.device("cpu")))
+        num_bytes.append(sum(array.nbytes for array in staged._arrays[2]))
+    few, many = num_bytes
+    assert many - few < 18 * 100, "of each path its rows alone"
 
 
 @pytest.mark.parametrize(

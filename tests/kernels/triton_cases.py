@@ -237,22 +237,24 @@ class StagedGpu(FakeGpu):
 
 
 class Stopped:
-    """A clock that stands still."""
+    """A clock that stands still, unless a test moves it."""
+
+    now_s = 0.0
 
     def now(self):
-        return 0.0
+        return self.now_s
 
     def sleep(self, seconds):
         pass
 
 
-def make_engine(backend):
+def make_engine(backend, clock=None):
     limits = Limits(backend.max_context, 16, 1 << 20, 8, 60_000)
     model = ModelInfo(
         1, "fake", backend.fingerprint, backend.tokenizer_fingerprint, "float32", "cpu",
         backend.eos_token_ids, backend.num_tokens, limits, tuple(Method), "test",
     )  # fmt: skip
-    return Engine(backend, model, clock=Stopped())
+    return Engine(backend, model, clock=clock or Stopped())
 
 
 def answers_of(backend):
@@ -342,6 +344,35 @@ def test_what_cannot_be_prepared_of_one_session_ends_that_session_alone(monkeypa
         pass
     assert isinstance(replies[1][-1], Opened)
     assert [reply.code for reply in replies[2]] == [RoundErrorCode.INTERNAL] and engine.num_sessions == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_preparing_rows_takes_is_charged_to_the_tenant_whose_rows_they_are(fails, monkeypatch):
+    """It is done before the forward, for all works of a step: others are not charged for it."""
+    clock, charged = Stopped(), {}
+    right, engine = device_step.penalties_of_round, make_engine(StagedGpu(), clock)
+
+    def take_long_for_one(each):
+        if each.sampling.seed == 1:
+            clock.now_s += 0.25
+            if fails:
+                raise RuntimeError("no memory")
+        return right(each)
+
+    def charge(work, host_s):
+        charged[work.tenant] = charged.get(work.tenant, 0.0) + host_s
+
+    monkeypatch.setattr(device_step, "penalties_of_round", take_long_for_one)
+    monkeypatch.setattr(engine._scheduler, "charge", charge)
+    for name, tenant in enumerate(("slow", "plain"), start=1):
+        sampling = SamplingParams(seed=name, presence_penalty=0.5)
+        opening = OpenRequest(bytes([name]) * 16, (5, 6, 7), 3, sampling)
+        engine.submit(Job(opening.session_id, opening, [].append, 0, tenant))
+    while engine.step():
+        pass
+    assert engine.num_sessions == 2 - fails
+    # Where it fails: with the others, which nobody is charged for, and alone once more.
+    assert charged == {"slow": 0.5 if fails else 0.25, "plain": 0.0}
 
 
 def test_the_check_at_load_passes_right_kernels_and_tells_of_wrong_ones(monkeypatch, caplog):

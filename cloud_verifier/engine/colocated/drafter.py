@@ -116,7 +116,8 @@ class CoLocatedDrafter:
                 self._token_s += _TIME_SHARE * (token_s - self._token_s)
 
     def note_features(self, works: Sequence[Work], num_fed: Sequence[int]) -> None:
-        """Keeps the features of the forward that fed so many tokens of each of `works`, where a head will read them."""
+        """Keeps the features of the forward that fed so many tokens of each of `works`, where a head will read them.
+        What goes wrong with a work's is its `failure`."""
         self._features.note(works, num_fed)
 
     def close(self) -> None:
@@ -162,7 +163,7 @@ class CoLocatedDrafter:
                 num_support=num_support(opening.method),
             )
             together = model if isinstance(model, DraftsTogether) else None
-            reader = Reader(work, sequence, model.max_context, self._now_ns, together)
+            reader = Reader(work, sequence, model.max_context, self._now_ns, self._limiter, together)
             self._readers[id(work)] = reader
         return reader
 

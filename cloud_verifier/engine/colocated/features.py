@@ -22,21 +22,28 @@ class KeptFeatures:
         self._logs = WeakSet[FeatureLog]()  # of sessions that are open
 
     def note(self, works: Sequence[Work], num_fed: Sequence[int]) -> None:
-        """Keeps the features of the forward that fed so many tokens of each of `works`, where a head will read them."""
+        """Keeps the features of the forward that fed so many tokens of each of `works`, where a head will read them.
+        What goes wrong with a work's is its `failure`."""
         if not self._sources:
             return
         self._bound()
         ends = accumulate(num_fed)
         for work, count, end in zip(works, num_fed, ends, strict=True):
             head = self._sources.get(work.session.opening.draft_source)
-            if not isinstance(head, TellsFeatures):
-                continue
-            if work.session.features is None:
-                work.session.features = FeatureLog(keeps_all=head.reads_all)
-                self._logs.add(work.session.features)
-            kept = count if head.reads_all else min(count, work.num_logit_rows)
-            rows = head.last_features(slice(end - kept, end))
-            work.session.features.append(work.session.kv_length - kept, rows)
+            if isinstance(head, TellsFeatures):
+                try:
+                    self._note(work, head, count, end)
+                except Exception as error:
+                    work.failure = error
+
+    def _note(self, work: Work, head: TellsFeatures, count: int, end: int) -> None:
+        """Keeps those of the last of `count` tokens, whose rows of the forward end at `end`."""
+        if work.session.features is None:
+            work.session.features = FeatureLog(keeps_all=head.reads_all)
+            self._logs.add(work.session.features)
+        kept = count if head.reads_all else min(count, work.num_logit_rows)
+        rows = head.last_features(slice(end - kept, end))
+        work.session.features.append(work.session.kv_length - kept, rows)
 
     def _bound(self) -> None:
         """Drops the oldest features of the sessions that have most, where those of all exceed their bound.

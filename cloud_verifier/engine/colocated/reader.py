@@ -16,6 +16,7 @@ from outrider.cloud_verifier.heads.source import (
     WantedDraft,
 )
 from outrider.common.grammar.state import GrammarLimitError
+from outrider.common.process.logs import LogLimiter
 from outrider.common.tree import Tree, is_chain, nodes_along, supports_by_row
 from outrider.common.types import Draft, GenerateRequest
 from outrider.edge_client.drafting.base import DraftSequence, ProposesTrees
@@ -38,6 +39,7 @@ class Reader:
         sequence: DraftSequence,
         draft_context: int,
         now_ns: Callable[[], int],
+        limiter: LogLimiter,
         together: DraftsTogether | None = None,
     ) -> None:
         """`together` is the source, where it drafts for several sequences at once."""
@@ -46,6 +48,8 @@ class Reader:
         self._on_target_kv = sequence if isinstance(sequence, UsesTargetKv) else None
         self._draft_context = draft_context
         self.now_ns = now_ns
+        self._limiter = limiter
+        self._failure: Exception | None = None  # that is not logged yet
         self._reading: Future[None] | None = None
         self._is_over = False  # closed, failed, or past the draft's context
         self._is_closed = False
@@ -59,6 +63,7 @@ class Reader:
 
     def is_ready(self, pool: Executor) -> bool:
         """Returns whether a proposal needs no long reading first; starts that reading on `pool` otherwise."""
+        self._log_failure()
         if self._is_over or (self._reading is not None and not self._reading.done()):
             return False
         token_ids = self.work.session.chain.token_ids
@@ -180,6 +185,7 @@ class Reader:
         if self._is_closed:
             return
         self._is_over = self._is_closed = True
+        self._log_failure()
         if self._reading is None:
             self._close_sequence()
         else:
@@ -209,8 +215,15 @@ class Reader:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        self._is_over = True
+        """Ends the drafting; on the pool, too."""
+        self._is_over, self._failure = True, error
+
+    def _log_failure(self) -> None:
+        """Logs how the drafting ended, on the engine's thread: that of the limiter."""
+        error, self._failure = self._failure, None
         if isinstance(error, GrammarLimitError):
-            log.info("a generation goes on with the target alone: %s", error)
-            return
-        log.error("the draft failed: this generation goes on with the target alone", exc_info=error)
+            message = "a generation goes on with the target alone: its grammar is at a limit"
+            self._limiter.info("grammar limit", message, {"reason": str(error)})
+        elif error is not None:
+            message = "the draft failed: this generation goes on with the target alone"
+            self._limiter.error(f"draft {type(error).__name__}", message, {}, error)

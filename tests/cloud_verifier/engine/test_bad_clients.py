@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import pytest
@@ -21,6 +23,7 @@ from outrider.common.pb import outrider_pb2_grpc
 from outrider.edge_client.transport.link.channel import translate
 from tests.cloud_verifier.rpc.test_service import Stream, opening, round_after
 
+NUM_UNREAD = 1000  # answers, far less than `--max-unread-bytes`
 FIRST_HASH = TokenChain((5, 6, 7)).hash  # of an opening's prompt
 
 
@@ -147,6 +150,56 @@ def test_a_unary_generation_that_nobody_reads_ends_too(server: VerifierServer, c
         for _ in call:
             pass
     assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+@contextlib.contextmanager
+def answered_and_unread(backend: GatedBackend) -> Iterator[tuple[VerifierServer, grpc.Channel, Any]]:
+    """A unary generation that is over, of which its client has read the first answer alone, and may leave the rest
+    unread."""
+    options = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1))  # a window that is soon full
+    with serving(backend) as server, grpc.insecure_channel(f"127.0.0.1:{server.port}", options) as channel:
+        stub = outrider_pb2_grpc.VerifierStub(channel)
+        opened = stub.Open(opening(num_logprobs=20)).opened
+        call = stub.Generate(
+            pb.GenerateRequest(
+                session_id=opening().session_id,
+                round_id=1,
+                base_position=opened.position,
+                base_hash=opened.hash,
+                max_new_tokens=NUM_UNREAD,
+            )
+        )
+        assert next(call).tokens.token_ids
+        assert eventually(lambda: server.engine.num_jobs == 0)
+        yield server, channel, call
+
+
+def test_a_unary_generation_that_is_answered_and_not_read_is_cut_off_as_a_silent_stream_is(
+    backend: GatedBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answered_and_unread(backend) as (server, _, call):
+        assert server.service.num_calls == 1, "all was written: its client has room"
+        monkeypatch.setattr("outrider.cloud_verifier.rpc.service.SILENT_S", 0.1)
+        assert eventually(lambda: server.service.num_calls == 0, 20.0), "a drain would wait for it"
+        assert not server.service.occupancy.calls
+        with pytest.raises(grpc.RpcError) as raised:
+            for _ in call:
+                pass
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE and "idle" in raised.value.details()
+        assert server._entrance.ended_calls.num_ended["idle"] == 1
+
+
+def test_a_unary_generation_that_is_read_slowly_is_not_idle(backend: GatedBackend) -> None:
+    with answered_and_unread(backend) as (server, _, call):
+        (generation,) = server.service._generations
+        num_read, answered_s = 1, generation.last_used_s
+        while num_read < NUM_UNREAD:
+            next(call)
+            num_read += 1
+            if generation.last_used_s > answered_s:
+                break
+        assert num_read < NUM_UNREAD, "what was written last says when it was used"
+        assert num_read + sum(1 for _ in call) == NUM_UNREAD
 
 
 def test_the_second_of_two_generations_ends_with_its_stream_too(backend: GatedBackend) -> None:

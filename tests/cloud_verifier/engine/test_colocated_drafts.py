@@ -15,7 +15,7 @@ from support.tiny_grammars import tiny_vocabulary
 from test_engine import GREEDY, SAMPLED, Harness
 
 from outrider.cloud_verifier.config import EMBEDDED_DRAFT, ServeConfig
-from outrider.cloud_verifier.engine.colocated import reader
+from outrider.cloud_verifier.engine.colocated import drafter
 from outrider.cloud_verifier.engine.colocated.draft import DeferredDraft
 from outrider.cloud_verifier.engine.colocated.drafter import POOL_FROM_NS, CoLocatedDrafter
 from outrider.cloud_verifier.engine.colocated.reader import READ_CHUNK
@@ -288,11 +288,27 @@ def test_a_draft_whose_grammar_takes_too_long_costs_speed_and_no_line_for_an_ope
     draft.fails_at, draft.failure = 9, GrammarLimitError("the grammar took 60 ms in one round")
     harness = CoLocated(draft)
     session_id, opened = harness.open(prompt=PROMPT, ignore_eos=True)
-    with caplog.at_level("INFO", logger=reader.log.name):
+    with caplog.at_level("INFO", logger=drafter.log.name):
         messages = harness.generate(session_id, opened.position, opened.hash, num_new=20)
     assert ids_of(messages) == text[4:24]
     (told,) = [each for each in caplog.records if "target alone" in each.message]
     assert told.levelname == "INFO" and told.exc_info is None
+
+
+def test_many_generations_whose_drafts_grammar_takes_too_long_are_few_lines(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    text, draft = expected_text(GREEDY, 30), KnownDraft(expected_text(GREEDY, 30))
+    draft.fails_at, draft.failure = 4, GrammarLimitError("the grammar took 60 ms in one round")
+    harness = CoLocated(draft)
+    with caplog.at_level("INFO", logger=drafter.log.name):
+        for name in range(1, 6):
+            session_id, opened = harness.open(name, PROMPT, ignore_eos=True)
+            assert ids_of(harness.generate(session_id, opened.position, opened.hash, num_new=3)) == text[4:7]
+            if name == 4:
+                draft.clock.sleep(1.0)
+    told = [each for each in caplog.records if "target alone" in each.message]
+    assert [getattr(each, "num_left_out", 0) for each in told] == [0, 3]
 
 
 @pytest.mark.parametrize("is_tree", [False, True], ids=["chain", "tree"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+from support.fakes import FakeBackend
 from test_engine import Harness
 from test_scheduler import Item, a_prompt, a_round
 
@@ -20,10 +22,12 @@ from outrider.cloud_verifier.engine.session import MAX_STORED_ENTRIES, MAX_STORE
 from outrider.common.types import (
     Closed,
     CloseRequest,
+    Opened,
     OpenRequest,
     RoundError,
     RoundErrorCode,
     SamplingParams,
+    Verdict,
     VerifyRequest,
 )
 
@@ -174,7 +178,32 @@ def test_what_a_session_keeps_for_repetition_is_bounded() -> None:
     again = harness.submit(session_id, request)
     harness.settle()
     assert again == [session.replies[request.round_id][1]]
-    assert MAX_STORED_ENTRIES // 21 > 64, "one reply always fits"
+
+
+@pytest.mark.parametrize(("num_drafted", "num_kept"), [(64, 3), (200, 1)])
+def test_what_a_session_keeps_of_long_replies_is_bounded_by_their_entries(
+    num_drafted: int, num_kept: int
+) -> None:
+    """Every draft is accepted, and its tokens come with the most log-probabilities; the last reply always fits."""
+    num_rounds, session_id = 6, bytes(16)
+    length = 2 + num_rounds * (num_drafted + 1) + 1
+    harness = Harness(FakeBackend(max_context=length + 1), max_draft_tokens=num_drafted)
+    sampling = SamplingParams(temperature=0.0)
+    text = [5, 6, *harness.reference((5, 6), sampling, length - 2)]
+    opening = OpenRequest(session_id, (5, 6), 2, sampling, num_logprobs=20, ignore_eos=True)
+    base, verdicts = harness.ask(session_id, opening), list[Verdict]()
+    for round_id in range(1, num_rounds + 1):
+        assert isinstance(base, Opened | Verdict)
+        draft = tuple(text[base.position : base.position + num_drafted])
+        base = harness.ask(session_id, VerifyRequest(round_id, base.position, base.hash, draft_tokens=draft))
+        assert isinstance(base, Verdict) and base.accepted_len == num_drafted
+        verdicts.append(base)
+    session = next(iter(harness.engine.sessions))
+    kept = [verdict for _, verdict in session.replies.values()]
+    assert kept == verdicts[-num_kept:]
+    sizes = [sum(1 + len(each.top_token_ids) for each in verdict.logprobs) for verdict in kept]
+    assert sizes == [21 * (num_drafted + 1)] * num_kept
+    assert num_kept == 1 or sum(sizes) <= MAX_STORED_ENTRIES < sum(sizes) + sizes[0]
 
 
 def test_one_session_cannot_have_more_tokens_wait_than_its_context_and_drafts() -> None:

@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+import torch
 from support.fakes import FakeBackend, FakeSequence
 from test_colocated_drafts import CoLocated, KnownDraft, expected_text, make_request
 from test_engine import GREEDY, SAMPLED, Harness
 
 from outrider.cloud_verifier.backends.base import ForwardItem, Logits
 from outrider.cloud_verifier.engine import finish
+from outrider.cloud_verifier.engine.colocated.drafter import CoLocatedDrafter
 from outrider.cloud_verifier.engine.work import Work
+from outrider.cloud_verifier.heads.features import FeatureLog
 from outrider.common.types import (
     CloseRequest,
     GeneratedTokens,
@@ -251,6 +254,65 @@ def test_an_expired_round_that_cannot_be_refused_ends_its_session_alone(
     settle_after_fault(harness)
     assert [code_of(reply) for reply in theirs] == [RoundErrorCode.INTERNAL]
     assert isinstance(ours[0], Verdict)
+    check_ended(harness, bad)
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_tokens_that_cannot_be_fed_end_their_session_alone(
+    is_alone: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = Harness()
+    bad, good = two_sessions(harness)
+    feed, num_forwards = Work.forward_item, harness.backend.num_forwards
+
+    def feed_or_fail(work: Work, num_tokens: int, *, is_final: bool) -> ForwardItem:
+        if work.session.opening.session_id == BAD:
+            raise Broken
+        return feed(work, num_tokens, is_final=is_final)
+
+    with monkeypatch.context() as planted:
+        planted.setattr(Work, "forward_item", feed_or_fail)
+        theirs = harness.submit(BAD, VerifyRequest(1, bad.position, bad.hash, draft_tokens=(3,)))
+        behind = harness.submit(BAD, VerifyRequest(2, bad.position, bad.hash))
+        round_ = VerifyRequest(1, good.position, good.hash, draft_tokens=(3, 4))
+        ours = [] if is_alone else harness.submit(GOOD, round_)
+        settle_after_fault(harness)
+    assert [code_of(reply) for reply in theirs] == [RoundErrorCode.INTERNAL]
+    assert [code_of(reply) for reply in behind] == [RoundErrorCode.UNKNOWN_SESSION]
+    assert [type(reply) for reply in ours] == [Verdict] * (not is_alone)
+    assert harness.backend.num_forwards == num_forwards + (not is_alone), "nothing is no forward"
+    assert not harness.engine.observer.num_failed_steps
+    check_ended(harness, bad)
+
+
+class ReadingDraft(KnownDraft):
+    """Is a head that reads the target's states."""
+
+    name, reads_all = "head", True
+
+    def last_features(self, rows: slice) -> torch.Tensor:
+        return torch.zeros(rows.stop - rows.start, 4)
+
+
+def test_features_that_cannot_be_kept_end_their_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    head = ReadingDraft(expected_text(GREEDY, 20))
+    harness = Harness(drafter=CoLocatedDrafter(None, [head], clock=head.clock))
+    _, bad = harness.open(1, ignore_eos=True, draft_source="head")
+    _, good = harness.open(2, (8, 9), ignore_eos=True, draft_source="head")
+    failing, append = harness.engine.sessions.get("default", BAD).features, FeatureLog.append
+
+    def append_or_fail(log: FeatureLog, start: int, rows: torch.Tensor) -> None:
+        if log is failing:
+            raise Broken
+        append(log, start, rows)
+
+    with monkeypatch.context() as planted:
+        planted.setattr(FeatureLog, "append", append_or_fail)
+        theirs = harness.submit(BAD, VerifyRequest(1, bad.position, bad.hash, draft_tokens=(3,)))
+        ours = harness.submit(GOOD, VerifyRequest(1, good.position, good.hash, draft_tokens=(3, 4)))
+        settle_after_fault(harness)
+    assert [code_of(reply) for reply in theirs] == [RoundErrorCode.INTERNAL]
+    assert isinstance(ours[0], Verdict) and not harness.engine.observer.num_failed_steps
     check_ended(harness, bad)
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 
 import pytest
 
 from outrider.cloud_verifier.engine.delivery import Delivery
-from outrider.cloud_verifier.rpc.answers import Answers
+from outrider.cloud_verifier.rpc.answers import Answers, UnreadError
 
 
 class Context:
@@ -27,12 +28,12 @@ class Context:
         self.written.append(message)
 
 
-async def write_two(context: Context) -> None:
+async def write_two(context: Context, on_written: Callable[[], object] | None = None) -> None:
     answers = Answers(1000, Delivery())
     for message in (b"one", b"two"):
         answers.put(message)
     answers.end()
-    await answers.write_to(context)
+    await answers.write_to(context, on_written)
 
 
 def test_a_client_that_is_gone_ends_the_call_and_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
@@ -42,3 +43,29 @@ def test_a_client_that_is_gone_ends_the_call_and_is_no_error(caplog: pytest.LogC
     assert context.written == [b"one"] and not caplog.records
     with pytest.raises(RuntimeError):
         asyncio.run(write_two(Context(is_over=False)))
+
+
+def test_each_message_that_was_written_is_told_of() -> None:
+    context, told = Context(is_over=True), list[int]()
+    asyncio.run(write_two(context, lambda: told.append(len(context.written))))
+    assert told == [1], "the second was not"
+
+
+class StuckContext:
+    """Is of a call whose client does not read."""
+
+    async def write(self, message: bytes) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+def test_a_call_that_is_cut_off_holds_no_answers_while_its_client_does_not_take_its_error() -> None:
+    async def cut_off() -> Answers:
+        answers = Answers(1000, Delivery())
+        for _ in range(3):
+            answers.put(b"unread" * 50)
+        asyncio.get_running_loop().call_soon(answers.cut_off, UnreadError("not read"))
+        with pytest.raises(UnreadError):
+            await answers.write_to(StuckContext())
+        return answers
+
+    assert not asyncio.run(cut_off())._messages

@@ -640,7 +640,7 @@ def test_tokens_of_steps_that_a_round_waited_for_count_too() -> None:
 
 
 @pytest.mark.parametrize("batch_size, token_ms", [(0, 0.5), (1, 0.5), (8, 0.0)])
-def test_a_round_alone_or_of_unknown_company_costs_what_was_measured(
+def test_a_round_alone_or_of_unknown_batch_size_costs_what_was_measured(
     batch_size: int, token_ms: float
 ) -> None:
     found = []
