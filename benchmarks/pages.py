@@ -43,16 +43,33 @@ def render_section(name: str, record: dict[str, Any]) -> str:
     lines = [
         f"## {name}.json",
         "",
-        f"Commit `{record['commit']}`; {machine['cpu']}, {machine['cores']} cores, {gpu}, "
+        f"Commit {_commit(record)}; {machine['cpu']}, {machine['cores']} cores, {gpu}, "
         f"Python {machine['python']}.",
         f"Command: `{record['command']}`",
         "",
         "| id | value | target | met | measure |",
         "|---|---|---|---|---|",
     ]
-    stages = [each for each in record.get("details", {}).values() if isinstance(each, dict)]
-    tables = [line for each in stages for table in each.get("tables", ()) for line in _table(table)]
-    return "\n".join((*lines, *map(_row, record["measures"]), "", *tables))
+    stages = {name: each for name, each in record.get("details", {}).items() if isinstance(each, dict)}
+    tables = [
+        *_runs(record, stages),
+        *(table for each in stages.values() for table in each.get("tables", ())),
+    ]
+    shown = [line for table in tables for line in _table(table)]
+    return "\n".join((*lines, *map(_row, record["measures"]), "", *shown))
+
+
+def _runs(record: dict[str, Any], stages: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns a table of the stages' commits and commands, where not all are of the one run that the section names."""
+    known = {name: each for name, each in stages.items() if "command" in each}
+    if {each["command"] for each in known.values()} <= {record["command"]}:
+        return []
+    rows = [[name, _commit(each), f"`{each['command']}`"] for name, each in known.items()]
+    return [{"title": "By stage", "columns": ["stage", "commit", "command"], "rows": rows}]
+
+
+def _commit(run: dict[str, Any]) -> str:
+    return f"`{run['commit']}`" + (f", `{run['commit_at_end']}` at the end" if "commit_at_end" in run else "")
 
 
 def _table(table: dict[str, Any]) -> list[str]:

@@ -22,6 +22,8 @@ from outrider.experiments.sweep.machine import cpu_model
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
+_STATE_AT_START = git_state()  # this is imported before anything is measured
+
 Found = tuple[list[Measure], dict[str, Any]]  # measures, and details by name
 
 
@@ -33,22 +35,28 @@ def write_results(name: str, measures: Sequence[Measure], details: dict[str, Any
     return path
 
 
+def measured_commit() -> dict[str, str]:
+    """Returns the fields that name what was measured: `commit`, at which the program started, and `commit_at_end` where
+    there is another one by now, which processes that it started since may have run."""
+    commit, was_dirty = _STATE_AT_START
+    commit_at_end, is_dirty = git_state()
+    named = {"commit": commit + ("-dirty" if was_dirty or is_dirty else "")}
+    return named if commit_at_end == commit else named | {"commit_at_end": commit_at_end}
+
+
 def save_results(name: str, measures: Sequence[Measure], details: dict[str, Any]) -> Path:
     """Writes the JSON; returns the file."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     path = RESULTS / f"{name}.json"
-    commit, is_dirty = git_state()
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    module = spec.name if spec else Path(sys.argv[0]).name
     record = {
-        "commit": commit + ("-dirty" if is_dirty else ""),
+        **measured_commit(),
         "machine": {
             "cpu": cpu_model(),
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             "gpu": None,
         },
-        "command": f"python -m {module} {' '.join(sys.argv[1:])}".strip(),
+        "command": _command(),
         "measures": [asdict(measure) for measure in measures],
         "details": details,
     }
@@ -56,10 +64,16 @@ def save_results(name: str, measures: Sequence[Measure], details: dict[str, Any]
     return path
 
 
+def _command() -> str:
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    module = spec.name if spec else Path(sys.argv[0]).name
+    return f"python -m {module} {' '.join(sys.argv[1:])}".strip()
+
+
 class StageRecord:
     """Holds what every stage of a benchmark measured last, in its results file.
 
-    Each stage stands by itself: what other stages measured stays, with the commit that measured it.
+    Each stage stands by itself: what other stages measured stays, with the commit and the command that measured it.
     """
 
     def __init__(self, name: str, stages: Iterable[str]) -> None:
@@ -79,8 +93,7 @@ class StageRecord:
         for id in self._details.get(stage, {}).get("ids", ()):
             self._measures.pop(id, None)
         self._measures |= {each.id: each for each in measures}
-        commit, is_dirty = git_state()
-        run = {"commit": commit + ("-dirty" if is_dirty else ""), **about}
+        run = {**measured_commit(), "command": _command(), **about}
         self._details[stage] = {"ids": [each.id for each in measures], **run, **details}
 
     def save(self) -> None:

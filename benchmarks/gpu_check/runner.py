@@ -53,6 +53,10 @@ class Run:
     outcomes: list[Outcome] = field(default_factory=list)
     broken: str = ""  # a stage without which no other is run
 
+    def __post_init__(self) -> None:
+        if self.commit is None:
+            self.commit = _commit()  # before anything is measured: there may be another one at the end
+
     @property
     def seconds(self) -> float:
         """Returns the time since the start."""
@@ -95,7 +99,7 @@ class Run:
         """Writes the record so far, in the format of `benchmarks.results_file`; returns its path."""
         facts = next((each.details for each in self.outcomes if each.stage == "environment"), {})
         record = {
-            "commit": _commit() if self.commit is None else self.commit,
+            "commit": self.commit,
             "machine": {
                 "cpu": facts.get("cpu", platform.processor()),
                 "cores": os.cpu_count(),

@@ -29,8 +29,8 @@ from benchmarks.real.judging import JudgedPoint, a_a_ratio, judge, next_rerun
 from benchmarks.real.points import PointOptions, RealPoint, draw_points
 from benchmarks.real.running import describe_case, describe_stretches, find_pair, run_point
 from benchmarks.real.virtual import measured_times, virtual_ms
-from benchmarks.results_file import Found
-from outrider.experiments.shared.results import Measure, at_least, at_most, git_state, judged
+from benchmarks.results_file import Found, measured_commit
+from outrider.experiments.shared.results import Measure, at_least, at_most, judged
 
 NUM_SHOWN_RUNS = 6  # of the default, stretch by stretch
 MAX_VIRTUAL_TOKENS = 100  # of texts that only rank lengths
@@ -80,7 +80,7 @@ def measure_point(point: RealPoint) -> dict[str, Any]:
     found = {
         "point": str(point),
         "settings": asdict(point),
-        "commit": _commit(),
+        **measured_commit(),
         "ratios": {id: round(each.ratio, 4) for id, each in outcomes.items()},
         "against": {id: each.chosen for id, each in outcomes.items()},
         "a_a": round(a_a_ratio(runs.ms), 4),
@@ -97,11 +97,6 @@ def measure_point(point: RealPoint) -> dict[str, Any]:
     }
     print(f"  {_summary(found)}", flush=True)
     return found
-
-
-def _commit() -> str:
-    commit, is_dirty = git_state()
-    return commit + ("-dirty" if is_dirty else "")
 
 
 def _summary(found: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import time
 import urllib.request
@@ -115,11 +116,16 @@ def run(settings: Settings) -> Iterator[Found]:
         model = GrpcLink(verifier.address, new_session_id()).describe(ANSWERS_S)
         attack, tally = _Attack(verifier.address, model), Tally()
         for part in range(num_parts):
-            each = num_frames // (num_parts * len(TENANTS) * SESSIONS_A_TENANT)
+            each = frames_of_session(num_frames, num_parts)
             asyncio.run(_run_part(verifier.address, attack, sessions, tally, part, each))
             num_held = _blocks_held(verifier)
             settings.say(f"{attack.num_frames} frames: {dict(attack.answers)}; {num_held} blocks held")
             yield _found(verifier, attack, tally, num_held)
+
+
+def frames_of_session(num_frames: int, num_parts: int) -> int:
+    """Returns how many frames each session sends in a part, for at least `num_frames` in all."""
+    return math.ceil(num_frames / (num_parts * len(TENANTS) * SESSIONS_A_TENANT))
 
 
 async def _run_part(

@@ -40,6 +40,8 @@ from outrider.common.types import (
     Verdict,
 )
 
+_MOST_LOGPROB = 1e-4  # 0 but for rounding: float32 near a logit of a thousand is that coarse
+
 
 def decode_response(message: pb.SessionResponse) -> SessionResponse:
     """Decodes one message of the `Session` stream."""
@@ -214,9 +216,13 @@ def _decode_metrics(message: pb.RoundMetrics) -> RoundMetrics:
 
 
 def _decode_logprobs(message: pb.TokenLogprobs) -> TokenLogprobs:
+    # Not even the processed one may be infinite: the target gives every token that is emitted some probability.
     values = (message.raw_logprob, message.processed_logprob, *message.top_logprobs)
-    if any(map(math.isnan, values)) or len(message.top_logprobs) != len(message.top_token_ids):
-        raise InvalidFieldError("logprobs", "are not numbers, or not one for each token id")
+    # A sum of floats is finite exactly where they all are: as doubles they cannot overflow.
+    if not math.isfinite(sum(values)) or max(values) > _MOST_LOGPROB:
+        raise InvalidFieldError("logprobs", "are not finite numbers of at most 0")
+    if len(message.top_logprobs) != len(message.top_token_ids):
+        raise InvalidFieldError("logprobs", "are not one for each token id")
     return TokenLogprobs(
         raw_logprob=message.raw_logprob,
         processed_logprob=message.processed_logprob,

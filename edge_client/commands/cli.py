@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import signal
 import sys
 import threading
@@ -16,6 +15,7 @@ from outrider.common.printable import one_line
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.outputs import replace_closed_outputs, tell_failed_write
 from outrider.edge_client.commands import datastore, learned
+from outrider.edge_client.commands.json_output import JsonOutput
 from outrider.edge_client.commands.parser import VERBS, import_verb, make_parser
 from outrider.edge_client.config.flags import grammar_texts, load_run_config
 
@@ -28,35 +28,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0, one of `outrider.common.errors`, or 130 after Ctrl-C. With `--json`, what
     ends a command early is printed as an object too, also SIGTERM (143)."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    output = JsonOutput() if "--json" in arguments else None  # shorter, it could be --json-schema
     replace_closed_outputs()
     try:
-        with _raising_terminated() if "--json" in arguments else contextlib.nullcontext():
+        with _raising_terminated() if output is not None else contextlib.nullcontext():
             namespace = make_parser(arguments).parse_args(arguments)
             verb = VERBS.get(namespace.verb)
             with needs_extra(verb.extra if verb else "edge", namespace.verb):
-                status = _dispatch(namespace)
+                status = _dispatch(namespace, output)
         sys.stdout.flush()  # where what cannot be written is still told
         return status
     except OutriderError as error:
         print(f"edge-client: {one_line(str(error))}", file=sys.stderr)
-        _report(arguments, str(error), error.exit_code)
+        _report(output, str(error), error.exit_code)
         return error.exit_code
     except KeyboardInterrupt:
-        return _signalled(arguments, "interrupted", signal.SIGINT)
+        return _signalled(output, "interrupted", signal.SIGINT)
     except _Terminated:
-        return _signalled(arguments, "terminated", signal.SIGTERM)
+        return _signalled(output, "terminated", signal.SIGTERM)
     except OSError as error:
         failed = tell_failed_write(error, "edge-client")
         if failed is None:
-            _report(arguments, repr(error), 1)
+            _report(output, repr(error), 1)
             raise
         return failed
     except SystemExit as stop:  # of the parser, after --help too
         if stop.code:
-            _report(arguments, str(stop.__cause__), 2)
+            _report(output, str(stop.__cause__), 2)
         raise
     except Exception as error:  # a bug, whose trace follows
-        _report(arguments, repr(error), 1)
+        _report(output, repr(error), 1)
         raise
 
 
@@ -78,17 +79,17 @@ def _raising_terminated() -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _signalled(arguments: Sequence[str], error: str, number: int) -> int:
-    _report(arguments, error, EXIT_SIGNALLED + number)
+def _signalled(output: JsonOutput | None, error: str, number: int) -> int:
+    _report(output, error, EXIT_SIGNALLED + number)
     return EXIT_SIGNALLED + number
 
 
-def _report(arguments: Sequence[str], error: str, exit_code: int) -> None:
-    if "--json" in arguments:  # shorter, it could be --json-schema
-        print(json.dumps({"exact": None, "error": error, "exit_code": exit_code}))
+def _report(output: JsonOutput | None, error: str, exit_code: int) -> None:
+    if output is not None:
+        output.print({"exact": None, "error": error, "exit_code": exit_code})
 
 
-def _dispatch(namespace: argparse.Namespace) -> int:
+def _dispatch(namespace: argparse.Namespace, output: JsonOutput | None) -> int:
     if namespace.verb in VERBS:
         status: int = import_verb(namespace.verb).main(namespace)
         return status
@@ -108,9 +109,10 @@ def _dispatch(namespace: argparse.Namespace) -> int:
     from outrider.common.process.tracing import exporting_spans
     from outrider.edge_client.commands.run import run
 
+    output = output if namespace.json else None  # of a prompt "--json" there is none
     with exporting_spans(loaded.value.logs.otlp_endpoint, "edge-client"):
         config = with_values(loaded.value, **texts)
-        return run(config, namespace.prompt, namespace.prompt_file, namespace.json, namespace.live)
+        return run(config, namespace.prompt, namespace.prompt_file, output, namespace.live)
 
 
 if __name__ == "__main__":

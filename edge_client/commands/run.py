@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from outrider.common.errors import EXIT_SIGNALLED, OutriderError, UsageError
 from outrider.common.process.extras import needs_extra
 from outrider.common.process.logs import setup_logging
 from outrider.common.types import FinishReason, ModelInfo, TokenLogprobs
+from outrider.edge_client.commands.json_output import JsonOutput
 from outrider.edge_client.config.gate import gate_warning
 from outrider.edge_client.config.methods import check_draft_paths, is_reproducible, judging_method, warning
 from outrider.edge_client.config.run_config import RunConfig
@@ -33,12 +33,16 @@ if TYPE_CHECKING:
 
 
 def run(
-    config: RunConfig, prompt: str | None, prompt_file: Path | None, is_json: bool, is_live: bool = False
+    config: RunConfig,
+    prompt: str | None,
+    prompt_file: Path | None,
+    output: JsonOutput | None,
+    is_live: bool = False,
 ) -> int:
     """Returns the exit status. Text that was decoded before an error is printed before the error is
-    raised; with `is_json` such an error is part of the printed object, and not raised."""
+    raised; with an `output` such an error is part of the printed object, and not raised."""
     setup_logging(config.logs.level)
-    is_live = is_live and _can_live(is_json)
+    is_live = is_live and _can_live(output is not None)
     text = read_prompt(prompt, prompt_file)
     seed = config.seed if config.seed is not None else draw_seed()
     check_draft_paths(config, config.mode.has_draft)
@@ -54,7 +58,7 @@ def run(
     ends = contextlib.nullcontext() if is_live else contextlib.closing(events)
     with _cancel_on_signal(session, is_live) as received, ends:
         try:
-            if is_json:
+            if output is not None:
                 deque(events, maxlen=0)
             else:
                 _show(session, events, config, edge.tokenizer.token_text, has_colour, is_live)
@@ -64,9 +68,9 @@ def run(
     status = 0
     if result.finish_reason is FinishReason.CANCELLED:
         status = EXIT_SIGNALLED + (received[0] if received else signal.SIGINT)
-    if is_json:
+    if output is not None:
         status = error.exit_code if error else status
-        print(json.dumps(make_report(edge, result, seed, error, status)))
+        output.print(make_report(edge, result, seed, error, status))
     elif result.token_ids:
         labels = (*edge.labels, *(result.model.labels if result.model else ()))
         is_coloured = has_colour and sys.stderr.isatty()
@@ -74,7 +78,7 @@ def run(
     if note := slow_draft_note(config.mode, result.stats):
         print(f"edge-client: {note}", file=sys.stderr)
     edge.close()
-    if error is not None and not is_json:
+    if error is not None and output is None:
         raise error
     if error is not None:
         print(f"edge-client: {error}", file=sys.stderr)

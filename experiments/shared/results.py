@@ -52,13 +52,17 @@ def print_table(measures: Sequence[Measure]) -> None:
 def git_state() -> tuple[str, bool]:
     """Returns the commit, and whether tracked files differ from it; the benchmarks' results do not count.
 
-    Outside a clone it is the package's version.
+    Outside a clone it is the package's version; "" where there is no git.
     """
     if not (_ROOT / "pyproject.toml").is_file():
         return importlib.metadata.version("outrider"), False
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(("git", *arguments), cwd=_ROOT, capture_output=True, text=True, check=False)
+        command = ("git", *arguments)
+        try:
+            done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+        except FileNotFoundError:
+            return ""
         return done.stdout.strip()
 
     is_dirty = bool(git("status", "--porcelain", "--untracked-files=no", "--", ":!benchmarks/results"))

@@ -15,6 +15,7 @@ import pytest
 from benchmarks import results_file
 from benchmarks.reliability import run as bench
 from benchmarks.reliability.edges import EdgeLog
+from benchmarks.reliability.fuzz import SESSIONS_A_TENANT, TENANTS, frames_of_session
 from benchmarks.reliability.overload import judge, summarise
 from benchmarks.reliability.setup import Settings
 from benchmarks.reliability.soak import growth_error_percent, growth_percent
@@ -30,11 +31,12 @@ def test_every_stage_has_its_module() -> None:
 
 @pytest.mark.slow
 @pytest.mark.ci
-@pytest.mark.parametrize("name", ["overload", "frames", "wire", "outage"])
+@pytest.mark.parametrize("name", ["overload", "frames", "wire", "outage", "exact", "exact_cost"])
 def test_a_stage_runs_from_its_beginning_to_its_measures(name: str) -> None:
     measures = [each for each, _ in bench.stage(name, Settings(is_smoke=True))][-1]
-    assert measures and all(re.fullmatch(rf"rel\.{name}(_\w+)?", each.id) for each in measures)
-    if name != "overload":
+    prefix = "bf16" if name == "exact" else name
+    assert measures and all(re.fullmatch(rf"rel\.{prefix}(_\w+)?", each.id) for each in measures)
+    if name not in ("overload", "exact_cost"):  # those of times
         assert all(each.met for each in measures), measures
 
 
@@ -65,6 +67,12 @@ def test_a_stage_measured_again_replaces_its_own_figures_and_keeps_the_others(
     record = json.loads((tmp_path / "reliability.json").read_text())
     assert [(each["id"], each["value"]) for each in record["measures"]] == [("rel.storm", 3), ("rel.wire", 2)]
     assert list(record["details"]) == ["storm", "wire"] and "commit" in record["details"]["wire"]
+
+
+@pytest.mark.parametrize(("num_frames", "num_parts"), [(100_000, 10), (6_000, 1), (300, 1)])
+def test_sessions_send_no_fewer_frames_than_are_wanted(num_frames: int, num_parts: int) -> None:
+    num_sessions = num_parts * len(TENANTS) * SESSIONS_A_TENANT
+    assert 0 <= frames_of_session(num_frames, num_parts) * num_sessions - num_frames < num_sessions
 
 
 def a_log(token_s: list[float], rounds: list[tuple[float, float, int]], error: str = "") -> EdgeLog:

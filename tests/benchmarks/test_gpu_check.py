@@ -87,11 +87,12 @@ def test_what_finds_no_package_or_no_time_is_named_and_not_run(
     assert reasons[1].endswith("s left of 20") and reasons[3] == "needed did not pass"
 
 
-def test_stages_share_what_is_left_of_the_deadline() -> None:
+def test_stages_share_what_is_left_of_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Run, "seconds", 0.0)
     first, later = Stage("first", "x", 10), [Stage("second", "x", 30)]
     run = Run(Path(), is_rehearsal=False, deadline_s=25.0)  # of which 5 are kept for the end
-    assert run.limit_s(first, later) == pytest.approx(5.0, abs=0.1)
-    assert run.limit_s(later[0]) == pytest.approx(20.0, abs=0.1), "what the first leaves"
+    assert run.limit_s(first, later) == pytest.approx(5.0)
+    assert run.limit_s(later[0]) == pytest.approx(20.0), "what the first leaves"
     assert run.limit_s(Stage("needed", "x", 60, is_needed=True), later) == 60.0, "without it none is run"
 
 
@@ -104,6 +105,13 @@ def test_a_copys_record_has_the_commit_that_is_named_and_no_places_of_its_machin
     record = json.loads(path.read_text())
     assert record["commit"] == "0123456789ab"
     assert record["command"] == "python -m benchmarks.gpu_check --deadline 60 --only step"
+
+
+def test_a_clones_record_has_the_commit_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.gpu_check.runner._commit", lambda: "aaaaaaaaaaaa")
+    run = Run(tmp_path, is_rehearsal=True, deadline_s=1.0)
+    monkeypatch.setattr("benchmarks.gpu_check.runner._commit", lambda: "bbbbbbbbbbbb")
+    assert json.loads(run.write().read_text())["commit"] == "aaaaaaaaaaaa"
 
 
 def test_all_stages_together_fit_the_default_deadline() -> None:

@@ -6,6 +6,7 @@ import importlib.util
 import itertools
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,25 @@ def test_results_are_of_a_clean_commit_and_by_a_command_that_anybody_can_run() -
         modules = {match[1] for _, value in found if (match := re.match(r"python -m ([\w.]+)", value))}
         refused |= {(path.stem, module) for module in modules if not _is_there(module)}
     assert not refused
+
+
+def test_results_name_commits_that_came_before_this_one() -> None:
+    """Of the stages too: a branch that was rebased has no such commit any more."""
+    if not (pages.ROOT / ".git").exists() or _git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("this is no clone with its whole history")
+    known, names = {each[:12] for each in _git("rev-list", "HEAD").split()}, {"commit", "commit_at_end"}
+    unknown = {
+        (path.stem, commit)
+        for path in pages.RESULTS.glob("*.json")
+        for _, commit in _named(json.loads(path.read_text()), names)
+        if commit not in known
+    }
+    assert not unknown
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=pages.ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
 
 
 def _is_there(module: str) -> bool:
@@ -116,3 +136,28 @@ def test_a_stages_own_table_comes_after_its_measures(tmp_path: Path) -> None:
     page = pages.render_page(tmp_path)
     lines = "Tokens a second:\n\n| sessions | a way |\n|---|---|\n| 1 | 20 |\n| 8 | 30 |\n"
     assert lines in page and page.index(lines) > page.index("`x.y`")
+
+
+def test_the_commands_of_stages_are_shown_where_they_differ(tmp_path: Path) -> None:
+    _write(tmp_path)
+    record = json.loads((tmp_path / "x.json").read_text())
+    first, last = (
+        {"commit": "aaa", "command": "python -m x --long"},
+        {"commit": "abc", "command": "python -m x"},
+    )
+    older = {"commit": "bbb"}  # which has none
+
+    def render(**stages: object) -> str:
+        (tmp_path / "x.json").write_text(json.dumps(record | {"details": stages}))
+        return pages.render_page(tmp_path)
+
+    lines = "| stage | commit | command |\n|---|---|---|\n| one | `aaa` | `python -m x --long` |\n"
+    assert f"{lines}| two | `abc` | `python -m x` |\n" in render(one=first, old=older, two=last)
+    assert "| stage |" not in render(one=last, old=older, two=last)
+
+
+def test_a_commit_that_was_made_during_a_run_is_shown(tmp_path: Path) -> None:
+    _write(tmp_path)
+    record = json.loads((tmp_path / "x.json").read_text())
+    (tmp_path / "x.json").write_text(json.dumps(record | {"commit_at_end": "abd"}))
+    assert "Commit `abc`, `abd` at the end; EPYC" in pages.render_page(tmp_path)

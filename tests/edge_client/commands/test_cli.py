@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import signal
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,11 @@ from support.fakes import FakeBackend
 from support.processes.server import serving
 
 from outrider.cloud_verifier.config import ServeConfig
-from outrider.common.types import Method
+from outrider.cloud_verifier.verification.logprobs import logprobs_of
+from outrider.common.errors import LinkError
+from outrider.common.types import Method, TokenLogprobs
 from outrider.edge_client.commands.cli import main
+from outrider.edge_client.session.factory import Edge
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -346,7 +350,7 @@ def test_json_is_printed_at_an_interrupt_and_a_bug_too(
     failure: BaseException,
     status: int,
 ) -> None:
-    def fail(namespace: Any) -> int:
+    def fail(namespace: Any, output: Any) -> int:
         raise failure
 
     monkeypatch.setattr("outrider.edge_client.commands.cli._dispatch", fail)
@@ -359,7 +363,7 @@ def test_json_is_printed_at_an_interrupt_and_a_bug_too(
 def test_json_is_printed_at_sigterm_before_there_is_a_session_too(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def wait(namespace: Any) -> int:
+    def wait(namespace: Any, output: Any) -> int:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(60)
         return 0
@@ -369,6 +373,45 @@ def test_json_is_printed_at_sigterm_before_there_is_a_session_too(
     assert main(["run", "x", "--json"]) == 143 and signal.getsignal(signal.SIGTERM) is before
     report = json.loads(capsys.readouterr().out)
     assert report == {"exact": None, "error": "terminated", "exit_code": 143}
+
+
+@pytest.mark.parametrize(
+    ("failure", "status"),
+    [(KeyboardInterrupt(), 130), (LinkError("gone"), 3), (RuntimeError("a bug"), 1)],
+)
+def test_what_goes_wrong_after_the_report_adds_no_second_object(
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    failure: BaseException,
+    status: int,
+) -> None:
+    close = Edge.close
+
+    def fail(edge: Edge) -> None:
+        close(edge)
+        raise failure
+
+    monkeypatch.setattr(Edge, "close", fail)
+    with contextlib.suppress(RuntimeError):
+        assert main(["run", "def f(", *world.flags("--ignore-eos"), "--json"]) == status
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["token_ids"]) == 24 and report["exit_code"] == 0
+
+
+def test_a_sigterm_after_the_report_adds_no_second_object(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close = Edge.close
+
+    def wait(edge: Edge) -> None:
+        close(edge)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    monkeypatch.setattr(Edge, "close", wait)
+    assert main(["run", "def f(", *world.flags("--ignore-eos"), "--json"]) == 143
+    assert json.loads(capsys.readouterr().out)["finish_reason"] == "length"
 
 
 def test_an_unknown_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -474,6 +517,21 @@ def test_a_draft_of_another_tokenizer_is_refused_in_one_sentence_with_the_fix(
     assert "the draft's tokenizer is not the target's: name a draft of the target's family" in shown
     for fingerprint in (other.tokenizer_fingerprint, world.backend.tokenizer_fingerprint):
         assert fingerprint[:12] not in shown, "nobody can act on a fingerprint"
+
+
+@pytest.mark.parametrize("logprob", [math.inf, -math.inf])
+def test_an_infinite_logprob_of_a_verifier_is_one_clear_error(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, logprob: float
+) -> None:
+    def spoilt(*arguments: Any) -> tuple[TokenLogprobs, ...]:
+        return tuple(replace(each, raw_logprob=logprob) for each in logprobs_of(*arguments))
+
+    monkeypatch.setattr("outrider.cloud_verifier.engine.finish.logprobs_of", spoilt)
+    assert main(["run", "def f(", *world.flags("--logprobs", "2"), "--json"]) == 4
+    shown = capsys.readouterr()
+    report = json.loads(shown.out, parse_constant=pytest.fail)  # what json.dumps writes of such a number
+    assert report["exit_code"] == 4 and "logprobs: are not finite numbers" in report["error"]
+    assert shown.err == f"edge-client: {report['error']}\n"
 
 
 def test_an_error_in_mid_text_keeps_the_text_in_json(

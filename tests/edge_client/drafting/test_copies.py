@@ -20,6 +20,7 @@ from outrider.common.errors import IncompatibleError, ModelError, UsageError
 from outrider.common.tree import Tree, check_parents
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.commands.cli import main
+from outrider.edge_client.commands.json_output import JsonOutput
 from outrider.edge_client.commands.run import run
 from outrider.edge_client.config.methods import check_draft_paths
 from outrider.edge_client.config.run_config import default_draft_dir, run_config
@@ -485,5 +486,5 @@ def test_what_a_draft_uses_is_refused_where_none_is_loaded(
     config = run_config(mode=mode, draft_strategy=strategy, **{setting: tmp_path})
     flag = f"--{setting.replace('_', '-')}"
     with pytest.raises(UsageError, match=f"{flag} needs a draft, and mode {mode} loads none"):
-        run(config, "text", None, is_json=True)
+        run(config, "text", None, JsonOutput())
     check_draft_paths(config, has_draft=True)  # of a daemon: a request may choose another mode

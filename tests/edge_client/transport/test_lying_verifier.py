@@ -123,10 +123,22 @@ def as_generated(message: pb.SessionResponse, verifier: FakeVerifier) -> None:
         message.generate.tokens.round_id = round_id
 
 
-def add_logprobs(target: Any, num: int, *, value: float = -1.0, num_top: int = 1, top_id: int = 3) -> None:
+def add_logprobs(
+    target: Any,
+    num: int,
+    *,
+    value: float = -1.0,
+    processed: float = -1.0,
+    top: float = -1.0,
+    num_top: int = 1,
+    top_id: int = 3,
+) -> None:
     for _ in range(num):
         target.add(
-            raw_logprob=value, processed_logprob=-1.0, top_token_ids=[top_id], top_logprobs=[-1.0] * num_top
+            raw_logprob=value,
+            processed_logprob=processed,
+            top_token_ids=[top_id],
+            top_logprobs=[top] * num_top,
         )
 
 
@@ -144,6 +156,21 @@ VERDICTS: dict[str, tuple[Spoil, str]] = {
     ),
     "more logprobs than tokens": (on_verdict(lambda v: add_logprobs(v.logprobs, 9)), "logprobs"),
     "logprobs of NaN": (on_verdict(lambda v: add_logprobs(v.logprobs, 1, value=math.nan)), "logprobs"),
+    "an infinite logprob": (on_verdict(lambda v: add_logprobs(v.logprobs, 1, value=math.inf)), "logprobs"),
+    "a logprob of nothing": (on_verdict(lambda v: add_logprobs(v.logprobs, 1, value=-math.inf)), "logprobs"),
+    "a processed logprob of nothing": (
+        on_verdict(lambda v: add_logprobs(v.logprobs, 1, processed=-math.inf)),
+        "logprobs",
+    ),
+    "an infinite logprob among the likeliest": (
+        on_verdict(lambda v: add_logprobs(v.logprobs, 1, top=math.inf)),
+        "logprobs",
+    ),
+    "two infinite logprobs": (
+        on_verdict(lambda v: add_logprobs(v.logprobs, 1, value=math.inf, top=-math.inf)),
+        "logprobs",
+    ),
+    "a logprob above 0": (on_verdict(lambda v: add_logprobs(v.logprobs, 1, value=0.01)), "logprobs"),
     "ids without logprobs": (on_verdict(lambda v: add_logprobs(v.logprobs, 1, num_top=0)), "logprobs"),
     "logprobs past the vocabulary": (
         on_verdict(lambda v: add_logprobs(v.logprobs, 1, top_id=PAST_VOCABULARY)),
@@ -207,6 +234,11 @@ def test_generated_tokens_that_cannot_be_are_one_clear_line(name: str, transport
     with pytest.raises(OutriderError) as raised:
         run(spoil, transport, CLOUD_ONLY)
     check_line(raised.value, field)
+
+
+def test_a_logprob_that_rounding_puts_above_0_passes() -> None:
+    result = run(on_verdict(lambda v: add_logprobs(v.logprobs, 1, value=1e-6)), "stream")
+    assert result.token_ids == tuple(TARGET[2:14])
 
 
 def test_an_answer_of_another_kind_is_one_clear_line() -> None:

@@ -12,6 +12,7 @@ from support.screen import Screen
 
 from outrider.common.errors import LinkError, UsageError
 from outrider.common.types import FinishReason, Origin
+from outrider.edge_client.commands.json_output import JsonOutput
 from outrider.edge_client.commands.run import run
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.core.events import (
@@ -216,7 +217,7 @@ def test_ticks_come_between_events_and_errors_after_them() -> None:
 
 def test_live_and_json_are_refused_together() -> None:
     with pytest.raises(UsageError, match="--live and --json do not go together"):
-        run(RunConfig(), "x", None, True, True)
+        run(RunConfig(), "x", None, JsonOutput(), True)
 
 
 # ------------------------------------------------------------------------------------ the plain text
