@@ -173,7 +173,8 @@ class ModePolicy:
         weights[weights <= SETTINGS.min_alpha_probability] = 0.0
         weights /= weights.sum()
         paces = {mode: table.pace(mode) for mode in self._modes}
-        prospects = self._prospects(paces, weights, num_tokens, table.rtt_s)
+        enter_stream_s = table.rtt_s + self.conditions.costs.shared_wait_s
+        prospects = self._prospects(paces, weights, num_tokens, table.rtt_s, enter_stream_s)
         best = min(prospects, key=prospects.__getitem__)
         self.reason = "fastest"
         self.expected_ms = {mode: 1e3 * float(weights @ own.token_s) for mode, own in paces.items()}
@@ -187,13 +188,14 @@ class ModePolicy:
         weights: NDArray[np.float64],
         num_tokens: int,
         rtt_s: float,
+        enter_stream_s: float,
     ) -> dict[ExecutionMode, float]:
-        """Returns by mode the expected seconds for `num_tokens`. A stream begins after a round trip; one that is left
-        continues for a round trip, at its own pace. `weights` are those of `ALPHAS`."""
+        """Returns by mode the expected seconds for `num_tokens`. A stream begins after `enter_stream_s`; one that is
+        left continues for a round trip, at its own pace. `weights` are those of `ALPHAS`."""
         soon = min(SETTINGS.decision_interval_tokens, num_tokens)
         later = num_tokens - soon
         rounds_s = np.minimum.reduce([pace.token_s for mode, pace in paces.items() if mode is not _STREAM])
-        enter_s = {mode: rtt_s if mode is _STREAM else pace.start_s for mode, pace in paces.items()}
+        enter_s = {mode: enter_stream_s if mode is _STREAM else pace.start_s for mode, pace in paces.items()}
         leave_s: dict[ExecutionMode, Any] = dict.fromkeys(paces, 0.0)
         self._round_probability = 1.0
         if _STREAM in paces:

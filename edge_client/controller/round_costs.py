@@ -279,6 +279,13 @@ class RoundCosts:
         return statistics.median(self._sharing) if self._sharing else self.earlier.num_sharing
 
     @property
+    def shared_wait_s(self) -> float:
+        """Returns how long a stream's request waits for the end of a step that other sessions have; 0: no other."""
+        if not self._is_shared:
+            return 0.0
+        return SETTINGS.shared_wait_steps * self.estimate()[0].target_token_s
+
+    @property
     def _is_shared(self) -> bool:
         return self.num_sharing >= SETTINGS.min_sharing_sessions
 

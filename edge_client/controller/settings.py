@@ -72,7 +72,7 @@ class ControllerSettings:
     min_sharing_sessions: float = (
         1.5  # of a verifier, or that a round waits for; from here on others' tokens count
     )
-    shared_wait_steps: float = 0.5  # steps that it then waits for: it comes at any moment of one
+    shared_wait_steps: float = 0.5  # steps that a request then waits for: it comes at any moment of one
     # A draft's time whatever its length, and the weight of that assumption. Medians of real drafts.
     draft_call_s: float = 0.0003
     draft_weight_tokens: float = 12.0

@@ -682,6 +682,14 @@ def test_a_stream_tells_what_rounds_of_all_who_share_it_would_cost() -> None:
     assert 16.0 < round_ms < 16.0 + 1.5 * 1.5 + 1.0
 
 
+def test_a_streams_request_waits_for_a_part_of_the_step_that_others_have() -> None:
+    alone, beside = opened_costs(), opened_costs()
+    streamed(alone, 1)
+    streamed(beside, 32)
+    assert alone.shared_wait_s == 0.0
+    assert beside.shared_wait_s == pytest.approx(0.5 * 0.0047)
+
+
 def test_what_every_session_adds_to_a_step_counts_once_a_token_of_streams_and_once_a_round() -> None:
     plain, costly = opened_costs(32), opened_costs(32, session_s=0.0001)
     (cheap, _), (dear, _) = plain.estimate(), costly.estimate()
