@@ -220,9 +220,9 @@ class ModePolicy:
 
     def _wanted_gain_share(self, mode: ExecutionMode) -> float:
         """Returns by how much the mode must be better to be taken up."""
-        if mode is not _STREAM and not self._num_observed:
-            return SETTINGS.first_gain_share
-        return SETTINGS.min_gain_share if self._num_observed and mode is not self.current else 0.0
+        if not self._num_observed:
+            return 0.0 if mode is _STREAM else SETTINGS.first_gain_share
+        return 0.0 if mode is self.current else SETTINGS.min_gain_share
 
     def _current_table(self, models: ModelCosts, link: LinkCosts) -> _TimeTable:
         """Returns the table of times, a new one only after a cost changed noticeably."""

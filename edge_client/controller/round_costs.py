@@ -258,7 +258,7 @@ class RoundCosts:
         return self._estimate
 
     def _make_estimate(self) -> tuple[ModelCosts, LinkCosts]:
-        line = self._line() if self._num_rounds else self._expected_line()
+        line = self._line()
         target_s, share = self._target_s(self._step_s()), SETTINGS.token_share_of_target
         base_s, token_s = line or (target_s * (1 - share), target_s * share)
         call_s, draft_token_s = self._draft_line()
@@ -328,18 +328,18 @@ class RoundCosts:
         return statistics.median((*earlier_s, *self._overheads_s))
 
     def _line(self, weight_tokens: float | None = None) -> tuple[float, float] | None:
-        """Returns a round's line over its tokens: of rounds, or what the verifier states; None: neither.
+        """Returns a round's line over its tokens: of rounds, or the expected one; None: neither is known.
         `weight_tokens` is that of the stated slope beside rounds.
 
         Where sessions share the verifier one more token delays all of them, and they all decide alike: its slope is
         then what one more token of each would add.
         """
-        stated = self._stated and self._stated.alone
         if not self._num_rounds:
-            return stated
+            return self._expected_line()
         if shared_token_s := statistics.median(self._shared_token_s):
             return self._verify.recent.line_of_slope(shared_token_s)
         stated_token_s = self._stated.token_s if self._stated else None
+        stated = self._stated and self._stated.alone
         return self._verify.line(lambda _: stated_token_s, stated, weight_tokens)
 
     def _expected_line(self) -> tuple[float, float] | None:
