@@ -80,6 +80,7 @@ def run(settings: Settings) -> Iterator[Found]:
             settings.say(f"{dict(clients.ended)}; {samples[-1][1]}")
             yield _found(settings, samples, warmup_s, clients, link, servers)
         finally:
+            clients.stop()  # after Ctrl-C too: their threads would go on without a daemon
             daemon.stop()
 
 

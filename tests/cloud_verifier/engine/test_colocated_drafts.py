@@ -281,12 +281,18 @@ def test_a_draft_that_fails_costs_speed_and_no_token(caplog: pytest.LogCaptureFi
     assert caplog.text.count("the draft failed") == 1
 
 
+def with_slow_grammar(fails_at: int) -> tuple[list[int], KnownDraft, CoLocated]:
+    """Returns a text, the draft that knows it until its grammar takes too long, and their harness."""
+    text = expected_text(GREEDY, 30)
+    draft = KnownDraft(text)
+    draft.fails_at, draft.failure = fails_at, GrammarLimitError("the grammar took 60 ms in one round")
+    return text, draft, CoLocated(draft)
+
+
 def test_a_draft_whose_grammar_takes_too_long_costs_speed_and_no_line_for_an_operator(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    text, draft = expected_text(GREEDY, 30), KnownDraft(expected_text(GREEDY, 30))
-    draft.fails_at, draft.failure = 9, GrammarLimitError("the grammar took 60 ms in one round")
-    harness = CoLocated(draft)
+    text, _, harness = with_slow_grammar(9)
     session_id, opened = harness.open(prompt=PROMPT, ignore_eos=True)
     with caplog.at_level("INFO", logger=drafter.log.name):
         messages = harness.generate(session_id, opened.position, opened.hash, num_new=20)
@@ -298,9 +304,7 @@ def test_a_draft_whose_grammar_takes_too_long_costs_speed_and_no_line_for_an_ope
 def test_many_generations_whose_drafts_grammar_takes_too_long_are_few_lines(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    text, draft = expected_text(GREEDY, 30), KnownDraft(expected_text(GREEDY, 30))
-    draft.fails_at, draft.failure = 4, GrammarLimitError("the grammar took 60 ms in one round")
-    harness = CoLocated(draft)
+    text, draft, harness = with_slow_grammar(4)
     with caplog.at_level("INFO", logger=drafter.log.name):
         for name in range(1, 6):
             session_id, opened = harness.open(name, PROMPT, ignore_eos=True)
