@@ -51,7 +51,7 @@ Sample = dict[str, float]
 
 def run(settings: Settings) -> Iterator[Found]:
     """Yields what was found so far, once a minute after the warm-up."""
-    seconds, warmup_s, every_s = settings.pick((3600.0, 300.0, 15.0), (60.0, 15.0, 3.0), (6.0, 2.0, 0.5))
+    seconds, warmup_s, every_s = settings.pick((3600.0, 300.0, 15.0), (60.0, 15.0, 3.0), (14.0, 2.0, 0.5))
     samples: list[tuple[float, Sample]] = []
     with (
         running_verifier(*QUIET, "--kv-memory", KV_MEMORY) as verifier,
