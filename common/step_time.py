@@ -13,7 +13,8 @@ import statistics
 from collections import deque
 from itertools import combinations
 
-_RIDGE = 0.01  # of the squared mean of sessions
+_RIDGE = 0.01  # of the squared mean of tokens
+_LEAST_VARIANCE = 0.0001  # of the squared mean of sessions: where all steps have as many
 
 
 class LeastSquaresTime:
@@ -73,16 +74,18 @@ class SharedStepTime:
     later step multiplies an observation's weight by `memory`.
 
     Where every step has as many tokens of each session, as streams have, nothing separates the two: ridge regression
-    (Hoerl and Kennard 1970) then leaves a session little of its own.
+    (Hoerl and Kennard 1970) then draws a token's part to the slope of forwards over their tokens.
     """
 
     def __init__(self, memory: float) -> None:
         self._memory = memory
         self._sums = [0.0] * 9  # of weights, s, n, t, s², s·n, n², s·t, n·t
+        self._forwards = LeastSquaresTime(memory)
         self._parts: tuple[float, float, float] | None = None
 
-    def observe(self, num_sessions: int, num_tokens: int, seconds: float) -> None:
-        """Adds a step."""
+    def observe(self, num_sessions: int, num_tokens: int, seconds: float, forward_s: float) -> None:
+        """Adds a step, of which its forward took `forward_s`."""
+        self._forwards.observe(num_tokens, forward_s)
         s, n, t = float(num_sessions), float(num_tokens), seconds
         new = (1.0, s, n, t, s * s, s * n, n * n, s * t, n * t)
         self._sums = [self._memory * old + x for old, x in zip(self._sums, new, strict=True)]
@@ -91,7 +94,7 @@ class SharedStepTime:
     @property
     def is_sloped(self) -> bool:
         """Returns whether the numbers of tokens differed by enough to separate fixed time and slope."""
-        return _differ(self._sums[0], self._sums[2], self._sums[6])
+        return self._forwards.is_sloped
 
     @property
     def parts(self) -> tuple[float, float, float]:
@@ -103,7 +106,9 @@ class SharedStepTime:
     def _fit(self) -> tuple[float, float, float]:
         weight, *sums = self._sums
         s, n, t, ss, sn, nn, st, nt = (each / weight for each in sums)
-        ss, sn, nn, st, nt = ss - s * s + _RIDGE * s * s, sn - s * n, nn - n * n, st - s * t, nt - n * t
+        ridge = _RIDGE * n * n
+        ss, sn, nn = ss - s * s + _LEAST_VARIANCE * s * s, sn - s * n, nn - n * n + ridge
+        st, nt = st - s * t, nt - n * t + ridge * self._forwards.token_s
         determinant = ss * nn - sn * sn
         session_s, token_s = (nn * st - sn * nt) / determinant, (ss * nt - sn * st) / determinant
         if session_s < 0.0:

@@ -104,7 +104,12 @@ NOT_FITTED: Mapping[str, Sequence[str]] = {
         "max_shared_delay_s",
         "min_stream_share",
     ),
-    "several sessions of one verifier": ("min_sharing_sessions", "shared_wait_steps"),
+    "several sessions of one verifier": (
+        "min_sharing_sessions",
+        "shared_wait_steps",
+        "shared_gain_share",
+        "shared_first_gain_share",
+    ),
     "a range or a limit": ("lengths_tried", "max_in_flight", "max_unanswered", "min_rtt_s"),
 }
 MIN_GAIN = 0.0005  # of the power mean, below which the shipped value stays

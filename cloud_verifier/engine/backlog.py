@@ -24,6 +24,7 @@ MAX_KNOWN_REFUSALS = 256
 # capacity, and to here it has fallen when those who were refused are told to come again. The rest is for them.
 _OPEN_SHARE = 0.5
 _STEP_MEMORY = 0.98  # weight that a step's time keeps with every later step
+_CYCLE_MEMORY = 0.9995  # the same, where steps of different sessions and tokens must be remembered together
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ class Backlog:
         self._refused: set[SessionKey] = set()  # sessions, since the engine last asked
         self._max_step_tokens = max_step_tokens
         self._prefill_chunk_tokens = prefill_chunk_tokens
-        self._times, self._shared_times = LeastSquaresTime(_STEP_MEMORY), SharedStepTime(_STEP_MEMORY)
+        self._times, self._cycles = LeastSquaresTime(_STEP_MEMORY), SharedStepTime(_CYCLE_MEMORY)
         self._rounds, self._prefills = _Lane(), _Lane()
         self._lock = threading.Lock()
         self._known_refusals: dict[tuple[object, ...], Refusal] = {}  # until anything here changes
@@ -150,12 +151,12 @@ class Backlog:
             return self._times.base_s + self._times.token_s * min(num_tokens, self._max_step_tokens)
 
     def step_parts_ns(self) -> tuple[int, int, int]:
-        """Returns a step's fixed time, its time per session and per token; zeros until steps of two sizes were
-        measured."""
+        """Returns how long a step keeps others waiting: its fixed time, that per session and per token; zeros until
+        steps of two sizes were measured."""
         with self._lock:
-            if not self._shared_times.is_sloped:
+            if not self._cycles.is_sloped:
                 return 0, 0, 0
-            fixed_s, session_s, token_s = self._shared_times.parts
+            fixed_s, session_s, token_s = self._cycles.parts
             return round(1e9 * fixed_s), round(1e9 * session_s), round(1e9 * token_s)
 
     def retry_ms(self) -> int:
@@ -213,12 +214,16 @@ class Backlog:
             self._rounds.hold(round_tokens)
             self._prefills.hold(prefill_tokens)
 
-    def observe(self, num_sessions: int, num_tokens: int, step_s: float) -> None:
-        """Adds the time of a step that fed `num_tokens` of so many sessions."""
+    def observe(self, num_tokens: int, step_s: float) -> None:
+        """Adds the time of a step that fed `num_tokens`."""
         with self._lock:
             self._known_refusals.clear()
             self._times.observe(num_tokens, step_s)
-            self._shared_times.observe(num_sessions, num_tokens, step_s)
+
+    def observe_cycle(self, num_sessions: int, num_tokens: int, cycle_s: float, forward_s: float) -> None:
+        """Adds how long a step that fed `num_tokens` of so many sessions kept others waiting, with its forward."""
+        with self._lock:
+            self._cycles.observe(num_sessions, num_tokens, cycle_s, forward_s)
 
     # ------------------------------------------------------------------------------------ estimates
 

@@ -57,6 +57,7 @@ class _Batch:
     forward_ns: int = 0
     forward_end_ns: int = 0
     end_ns: int = 0
+    is_followed: bool = False  # work waited when it ended, and it had several sessions
 
     @property
     def num_tokens(self) -> int:
@@ -128,6 +129,7 @@ class Engine:
         self._reported_memory: MemoryUse | None = None
         self._memory_reported_until_s = 0.0
         self._unobserved: _Batch | None = None  # the last step's
+        self._last: _Batch | None = None  # the last step's, until the next one begins
         self._in_flight: _Batch | None = None
         self._deferred: dict[SessionKey, list[Job]] = {}  # of the sessions in flight, what arrived meanwhile
         self._planned: _Batch | None = None  # the last one
@@ -246,6 +248,7 @@ class Engine:
     def _launch(self) -> _Batch | None:
         """Admits what arrived and starts the next forward; returns its batch, None where there is nothing to do."""
         self.observe()
+        self._observe_cycle()
         self._gathering.began()
         self._admit_arrived()
         self._refuse_expired()
@@ -327,9 +330,20 @@ class Engine:
             return
         num_tokens = batch.num_tokens
         self._scheduler.observe(num_tokens, batch.num_attended, batch.forward_ns / 1e9)
-        self.backlog.observe(len(batch.works), num_tokens, batch.end_ns / 1e9 - batch.start_s)
+        self.backlog.observe(num_tokens, batch.end_ns / 1e9 - batch.start_s)
         verify_ns = batch.end_ns - batch.forward_end_ns
         self.observer.on_step(len(batch.works), num_tokens, batch.forward_ns, verify_ns)
+
+    def _observe_cycle(self) -> None:
+        """Takes into account how long the last step kept others waiting: until its end, or, where work waited for that,
+        until now, when the next one begins, as its answers were written meanwhile and requests were read."""
+        batch, self._last = self._last, None
+        if batch is None:
+            return
+        is_followed = batch.is_followed and not self._gathering.has_waited
+        end_s = self.clock.now() if is_followed else batch.end_ns / 1e9
+        cycle_s, forward_s = end_s - batch.start_s, batch.forward_ns / 1e9
+        self.backlog.observe_cycle(len(batch.works), batch.num_tokens, cycle_s, forward_s)
 
     def _admit_arrived(self) -> None:
         """Admits jobs, tenants in turn, for as long as the rounds that are under way may wait for it."""
@@ -477,7 +491,9 @@ class Engine:
             self._admit_released()
         self._gathering.ended(batch.num_tokens, self.clock.now() - batch.start_s)
         batch.end_ns = self._now_ns()
-        self._unobserved = batch
+        # A device computes the next batch meanwhile.
+        batch.is_followed = len(batch.works) > 1 and self.num_jobs > 0 and not batch.awaited
+        self._unobserved = self._last = batch
 
     def _count_sessions(self, batch: _Batch) -> SessionCounts:
         """Returns what the answers of a batch report; its sessions are active from now on."""

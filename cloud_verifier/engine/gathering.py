@@ -57,6 +57,7 @@ class Gathering:
         self._expected_s: dict[SessionKey, float] = {}
         self._times = LeastSquaresTime(STEP_MEMORY)
         self._since_s: float | None = None  # when the step that waits could have begun
+        self.has_waited = False  # the step that has not begun yet
 
     def left(self, key: SessionKey, pause: Pause, now_s: float) -> None:
         """Notes that a session was answered, and that it has no other round here."""
@@ -70,7 +71,7 @@ class Gathering:
 
     def began(self) -> None:
         """Notes that a step begins."""
-        self._since_s = None
+        self._since_s, self.has_waited = None, False
 
     def ended(self, num_tokens: int, step_s: float) -> None:
         """Adds the time of a step."""
@@ -88,6 +89,7 @@ class Gathering:
                 self._expected_s.pop(key, None)
             elif expected_s <= until_s:
                 last_s = max(last_s, expected_s)
+        self.has_waited = self.has_waited or last_s > now_s
         return last_s - now_s
 
 

@@ -130,7 +130,10 @@ class Conditions:
 
     @property
     def learned_time_ratios(self) -> Mapping[ExecutionMode, float]:
-        """Returns the same of the modes that ran, for the next sequence's `start_from_time_ratios`."""
+        """Returns the same of the modes that ran, for the next sequence's `start_from_time_ratios`; nothing where
+        others share the verifier, as times depend on their modes too."""
+        if self.costs.is_shared:
+            return {}
         return {mode: times.value for mode, times in self._times.items() if times.has_observed}
 
     def start_from_time_ratios(self, ratios: Mapping[ExecutionMode, float]) -> None:

@@ -219,10 +219,16 @@ class ModePolicy:
         return seconds
 
     def _wanted_gain_share(self, mode: ExecutionMode) -> float:
-        """Returns by how much the mode must be better to be taken up."""
+        """Returns by how much the mode must be better to be taken up: much in the middle of a text where others share
+        the verifier. With some sessions in one mode and some in another all are slower, and each sees it as a reason
+        to change."""
+        is_shared = self.conditions.costs.is_shared
         if not self._num_observed:
-            return 0.0 if mode is _STREAM else SETTINGS.first_gain_share
-        return 0.0 if mode is self.current else SETTINGS.min_gain_share
+            first = SETTINGS.shared_first_gain_share if is_shared else SETTINGS.first_gain_share
+            return 0.0 if mode is _STREAM else first
+        if mode is self.current:
+            return 0.0
+        return SETTINGS.shared_gain_share if is_shared else SETTINGS.min_gain_share
 
     def _current_table(self, models: ModelCosts, link: LinkCosts) -> _TimeTable:
         """Returns the table of times, a new one only after a cost changed noticeably."""

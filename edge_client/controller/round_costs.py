@@ -132,7 +132,7 @@ class RoundCosts:
         token the next sequence's time counts as much as all before it."""
         earlier, memory = self.earlier, SETTINGS.stream_overhead_memory
         edge_s, stream_s = self.measured_round_overhead_s, self.measured_stream_overhead_s
-        if stream_s is None:
+        if stream_s is None or self.is_shared:
             stream_s = earlier.stream_overhead_s
         else:
             stream_s = min(stream_s, SETTINGS.max_stream_overhead_s)
@@ -281,12 +281,13 @@ class RoundCosts:
     @property
     def shared_wait_s(self) -> float:
         """Returns how long a stream's request waits for the end of a step that other sessions have; 0: no other."""
-        if not self._is_shared:
+        if not self.is_shared:
             return 0.0
         return SETTINGS.shared_wait_steps * self.estimate()[0].target_token_s
 
     @property
-    def _is_shared(self) -> bool:
+    def is_shared(self) -> bool:
+        """Returns whether other sessions of the verifier are active."""
         return self.num_sharing >= SETTINGS.min_sharing_sessions
 
     @property
@@ -324,8 +325,14 @@ class RoundCosts:
         warm caches and take less than those of rounds."""
         if not self._overheads_s:
             return None
-        earlier_s = [self.earlier.stream_overhead_s] * SETTINGS.stream_overhead_weight_samples
+        earlier_s = [self._usual_stream_overhead_s] * SETTINGS.stream_overhead_weight_samples
         return statistics.median((*earlier_s, *self._overheads_s))
+
+    @property
+    def _usual_stream_overhead_s(self) -> float:
+        """Returns what streamed tokens of earlier sequences took beyond a step of one token; none where sessions share
+        the verifier and it states its steps, as these include what lies between two of them."""
+        return 0.0 if self.is_shared and self._stated is not None else self.earlier.stream_overhead_s
 
     def _line(self, weight_tokens: float | None = None) -> tuple[float, float] | None:
         """Returns a round's line over its tokens: of rounds, or the expected one; None: neither is known.
@@ -346,19 +353,19 @@ class RoundCosts:
         """Returns the line of rounds before there was one, by what the verifier states.
 
         Where S sessions share its steps, and all have rounds of x tokens, a step feeds the rounds that came during the
-        one before, and a round waits for a part of it: between two rounds of a session lie (1 + wait) * fixed +
+        one before: between two rounds of a session lie two steps, which serve all others too, so 2 * fixed +
         S * (session + x * token). What the edge spends of that drafting, and the answer on its way, is not part of the
         verification.
         """
         stated, num = self._stated, self.num_sharing
-        if stated is None or not self._is_shared:
+        if stated is None or not self.is_shared:
             return stated and stated.alone
         fixed_s = stated.fixed_s
         if self._targets_s:
             fixed_s += max(0.0, statistics.median(self._targets_s) - stated.stream_s(num))
         call_s, draft_token_s = self._draft_line()
         away_s = call_s + self._own_s + self._rtt_s(0.0)
-        shared_s = (1 + SETTINGS.shared_wait_steps) * fixed_s + num * (stated.session_s + stated.token_s)
+        shared_s = 2 * fixed_s + num * (stated.session_s + stated.token_s)
         first_s = max(fixed_s + stated.session_s + stated.token_s, shared_s - away_s)
         more_s = max(stated.token_s, num * stated.token_s - draft_token_s)
         return max(0.0, first_s - more_s), more_s
@@ -391,7 +398,7 @@ class RoundCosts:
 
         Rounds are of more tokens: where their times vary, their slope says little of one token, so what the verifier
         states of it counts for more than in the line of rounds."""
-        if self._stated is not None and self._is_shared:
+        if self._stated is not None and self.is_shared:
             return self._stated.stream_s(self.num_sharing)
         line = self._line(SETTINGS.stated_weight_tokens)
         if line is None or (self._stated is None and not self._verify.recent.is_sloped):
@@ -407,7 +414,7 @@ class RoundCosts:
         """
         overhead_s = self.measured_stream_overhead_s
         if overhead_s is None:
-            overhead_s = self.earlier.stream_overhead_s
+            overhead_s = self._usual_stream_overhead_s
         if self._targets_s:
             expected_s = () if step_s is None else (step_s + overhead_s,)
             return float(statistics.median((*self._targets_s, *expected_s)))

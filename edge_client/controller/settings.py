@@ -117,6 +117,10 @@ class ControllerSettings:
     # and how much rounds must save that a text would begin with.
     min_gain_share: float = 0.03
     first_gain_share: float = 0.1
+    # The same where other sessions share the verifier: they all see the same costs, and are fastest where most of them
+    # have one mode for a whole text. Chosen in bench `ctl.shared`, judged in real processes (`real.capacity_load`).
+    shared_gain_share: float = 0.3
+    shared_first_gain_share: float = 0.05
     # By how much pipelined rounds exceed their model, as a round in flight is not ended by low confidence.
     pipelined_excess_share: float = 0.03
     # How much of a round trip to a verifier on the same machine is its processors' work, which nothing overlaps: all of

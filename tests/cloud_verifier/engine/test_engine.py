@@ -276,6 +276,22 @@ def test_a_steps_times_are_noted_after_its_answers_and_before_the_next_step() ->
     assert engine.observer.batch_size.total == 2, "nobody else asked for it"
 
 
+@pytest.mark.parametrize("num_streams", [1, 2])
+def test_what_passes_between_steps_of_several_sessions_counts_as_their_steps(num_streams: int) -> None:
+    """Answers are written then, and requests read: 7 ms, of which a stream alone keeps nobody waiting."""
+    harness = Harness(SlowBackend())
+    harness.backend.clock = harness.clock
+    opened = [harness.open(name, prompt=[5] * 20 * name) for name in range(1, num_streams + 1)]
+    for session_id, opening in opened:
+        harness.submit(session_id, GenerateRequest(1, opening.position, opening.hash, max_new_tokens=400))
+    for _ in range(300):
+        harness.engine.step()
+        harness.clock.now_s += 0.007
+    fixed_ns, session_ns, token_ns = harness.engine.backlog.step_parts_ns()
+    step_ms = 1e-6 * (fixed_ns + num_streams * (session_ns + token_ns))
+    assert step_ms == pytest.approx(5 + num_streams + (7 if num_streams > 1 else 0), rel=0.1)
+
+
 def test_ready_sessions_share_one_packed_forward_without_padding() -> None:
     harness = Harness()
     sessions = [harness.open(name, prompt=range(1, 3 + name)) for name in (1, 2, 3)]

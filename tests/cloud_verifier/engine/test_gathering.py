@@ -44,6 +44,9 @@ def test_a_step_waits_for_the_last_of_those_expected_within_its_share_of_the_fix
     assert steps.wait_s(5.0015) == pytest.approx(0.0005 + SLACK_S, abs=1e-6)
     steps.arrived(key(0))
     assert steps.wait_s(5.0016) == 0.0
+    assert steps.has_waited
+    steps.began()
+    assert not steps.has_waited
 
 
 def test_a_session_that_is_late_is_not_awaited_until_it_was_back() -> None:

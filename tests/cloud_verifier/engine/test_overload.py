@@ -276,7 +276,7 @@ def test_a_session_that_is_refused_before_the_engine_has_its_request_is_in_use(
     session_id, opened = harness.open()
     idle_id, _ = harness.open(2, prompt=(7, 8))
     backlog = harness.engine.backlog
-    backlog.observe(1, 5, 2.0)
+    backlog.observe(5, 2.0)
     for _ in range(10):
         backlog.enter_round(DEFAULT_TENANT, 50)  # of another session
         if is_over_own_bound:

@@ -65,7 +65,7 @@ def test_a_new_round_does_not_pass_those_refused_before_it_and_its_hint_is_later
     clock = Clock()
     backlog = Backlog(QueueLimits(max_queue_ms=100.0), 512, 32, clock)
     for num_tokens in (5, 100):
-        backlog.observe(1, num_tokens, 0.03 + 0.0005 * num_tokens)
+        backlog.observe(num_tokens, 0.03 + 0.0005 * num_tokens)
     number, hints = 0, []
     while len(hints) < 20:
         number += 1
@@ -146,5 +146,5 @@ def test_those_who_were_refused_and_stay_away_cost_little_of_the_capacity() -> N
         clock.now_s += step_s
         num_done += num_tokens // 5
         backlog.hold({}, {})
-        backlog.observe(1, max(5, num_tokens), step_s)
+        backlog.observe(max(5, num_tokens), step_s)
     assert num_done / 20 >= 0.8 * 280, "the steps take 280 a second where the queue is full"

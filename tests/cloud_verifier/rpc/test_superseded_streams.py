@@ -100,7 +100,7 @@ def test_the_end_of_an_older_stream_leaves_the_newer_ones_place_among_those_refu
         older = asyncio.create_task(calls.serve(nothing()))
         await asyncio.sleep(0.01)
         newer = asyncio.create_task(calls.serve(nothing()))
-        backlog.observe(1, 5, 2.0)
+        backlog.observe(5, 2.0)
         backlog.enter_round(TENANT, 50)  # of another session
         assert isinstance(backlog.enter_round(TENANT, 5, session_id=SESSION_ID), Refusal)
         await asyncio.gather(older, return_exceptions=True)

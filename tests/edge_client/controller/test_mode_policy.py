@@ -195,6 +195,20 @@ def test_near_a_tie_it_does_not_swing() -> None:
     assert choice.num_changes <= 3
 
 
+@pytest.mark.parametrize(("num_active", "num_changes"), [(1, 1), (8, 0)])
+def test_a_session_beside_others_keeps_its_mode_where_another_is_a_little_faster(
+    num_active: int, num_changes: int
+) -> None:
+    choice = ModePolicy((ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY))
+    choice.conditions.observe_opening(0.004, 0.03, 0.001, 0.029, 0.0001, 0.0, num_active)
+    assert choice.choose(1000) is ExecutionMode.SPECULATIVE
+    for _ in range(60):  # 35 ms a token with one drafted, a stream 30
+        rejected = replace(a_round(4, 30, 1, num_accepted=0), num_active_sessions=num_active, batch_size=1)
+        choice.observe(rejected)
+        choice.choose(1000)
+    assert choice.num_changes == num_changes
+
+
 def test_a_trip_for_a_change_is_not_spent_on_the_last_token() -> None:
     choice = ModePolicy(ALL)
     choice.conditions.observe_opening(0.1, 0.03, 0.0002)

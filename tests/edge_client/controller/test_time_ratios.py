@@ -140,6 +140,22 @@ def test_a_stream_may_take_less_than_a_step_of_rounds() -> None:
         assert following.estimate()[0].target_token_s == pytest.approx(expected_s), "at least half of a step"
 
 
+def test_of_a_verifier_that_others_share_no_times_beside_its_own_words_are_kept() -> None:
+    """They depend on what the others do meanwhile; the steps that it states include what lies between two of them."""
+    alone, shared = begun(), begun()
+    for conditions, num_active in ((alone, 1), (shared, 8)):
+        for _ in range(10):
+            conditions.observe(replace(ROUND, since_ms=90.0, num_active_sessions=num_active))
+        for _ in range(10):
+            conditions.observe_stream(0.04, num_active)
+    assert alone.learned_time_ratios and not shared.learned_time_ratios
+    assert alone.costs.learned().stream_overhead_s > 0.0 == shared.costs.learned().stream_overhead_s
+    following = begun(replace(shared.costs.learned(), stream_overhead_s=0.01))
+    assert following.costs.num_sharing == 1.0, "until it is told otherwise"
+    following.costs.observe_opening(0.05, 0.029, 0.0002, 0.0, 8)
+    assert following.estimate()[0].target_token_s == pytest.approx(0.029 + 8 * 0.0002)
+
+
 def test_a_short_stream_in_a_busy_moment_keeps_nobody_from_streaming_again() -> None:
     """Two samples of a stream took twice the time: 15 rounds later a stream is expected to take what it did before."""
     conditions = begun()
