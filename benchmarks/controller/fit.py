@@ -58,6 +58,7 @@ GRID: Mapping[tuple[str, ...], Sequence[tuple[Any, ...]]] = {
     ("max_stream_overhead_s",): [(0.0015,), (0.006,)],
     ("stream_overhead_memory",): [(0.25,), (0.75,)],
     ("stream_overhead_weight_samples",): [(2,), (8,)],
+    ("rounds_a_stream_sample",): [(1,), (8,)],
     ("branch_memory_per_rejection", "branch_prior_weight_rejections"): [(0.95, 4.0), (0.99, 16.0)],
     ("branch_spared_share",): [(0.4,), (0.8,)],
     ("gap_prior_weight_tokens", "gap_memory_per_token"): [(4.0, 0.99), (16.0, 0.998)],

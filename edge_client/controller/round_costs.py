@@ -180,7 +180,7 @@ class RoundCosts:
         self._verify.observe(record.num_draft_tokens + 1, verify_ms / 1e3, is_alone)
         self._observe_sharing(record)
         self._num_rounds += 1
-        if self._overheads_s:  # a stream that was left is less of the present with every round
+        if self._overheads_s and self._num_rounds % SETTINGS.rounds_a_stream_sample == 0:
             self._overheads_s.popleft()
             self._targets_s.popleft()
         if record.edge_ms is not None:

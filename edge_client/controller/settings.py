@@ -85,6 +85,10 @@ class ControllerSettings:
     min_stream_share: float = 0.5  # a streamed token's time : the step's of one token, at least. By hand
     stream_overhead_memory: float = 0.5
     stream_overhead_weight_samples: int = 4
+    # A stream that was left is less of the present with time: so many rounds forget a sample of it. Forgotten sooner,
+    # it is expected to be faster than it was found to be, and entered again. Of 1, 4, 8 and 16 in real processes at one
+    # point over loopback, judged at another.
+    rounds_a_stream_sample: int = 4
     min_rtt_s: float = 1e-6  # keeps rates finite on loopback
 
     # Trees. Shares: with 1 to 4 children, ranked by the draft's score plus noise, .79 .92 .95 .97 of the target's
