@@ -404,6 +404,7 @@ class Opened:
     step_fixed_ns: int = 0
     step_session_ns: int = 0
     step_token_ns: int = 0  # all 0: not known
+    stream_gap_ns: int = 0  # between two steps of a stream alone; 0: not known
     # What the target would have chosen in place of the last of the opening's tokens, with the session's noise.
     prompt_choices: TokenIds = ()
 

@@ -95,6 +95,7 @@ class Backlog:
         self._max_step_tokens = max_step_tokens
         self._prefill_chunk_tokens = prefill_chunk_tokens
         self._times, self._cycles = LeastSquaresTime(_STEP_MEMORY), SharedStepTime(_CYCLE_MEMORY)
+        self._gap_s = 0.0  # lately, between two steps of a stream alone; 0: not known
         self._rounds, self._prefills = _Lane(), _Lane()
         self._lock = threading.Lock()
         self._known_refusals: dict[tuple[object, ...], Refusal] = {}  # until anything here changes
@@ -158,6 +159,11 @@ class Backlog:
                 return 0, 0, 0
             fixed_s, session_s, token_s = self._cycles.parts
             return round(1e9 * fixed_s), round(1e9 * session_s), round(1e9 * token_s)
+
+    def stream_gap_ns(self) -> int:
+        """Returns what lies between two steps of a stream alone; 0: none was measured."""
+        with self._lock:
+            return round(1e9 * self._gap_s)
 
     def retry_ms(self) -> int:
         """Returns how long the rounds that wait now will take."""
@@ -224,6 +230,13 @@ class Backlog:
         """Adds how long a step that fed `num_tokens` of so many sessions kept others waiting, with its forward."""
         with self._lock:
             self._cycles.observe(num_sessions, num_tokens, cycle_s, forward_s)
+
+    def observe_stream_gap(self, gap_s: float) -> None:
+        """Adds the time between two steps of a stream alone. A longer one, of a process that had to wait, counts as
+        twice what was expected."""
+        with self._lock:
+            known_s = self._gap_s or gap_s
+            self._gap_s = _STEP_MEMORY * known_s + (1 - _STEP_MEMORY) * min(gap_s, 2 * known_s)
 
     # ------------------------------------------------------------------------------------ estimates
 

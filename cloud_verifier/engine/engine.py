@@ -57,7 +57,7 @@ class _Batch:
     forward_ns: int = 0
     forward_end_ns: int = 0
     end_ns: int = 0
-    is_followed: bool = False  # work waited when it ended, and it had several sessions
+    is_followed: bool = False  # work waited when it ended, and no other device computes it
 
     @property
     def num_tokens(self) -> int:
@@ -335,13 +335,18 @@ class Engine:
         self.observer.on_step(len(batch.works), num_tokens, batch.forward_ns, verify_ns)
 
     def _observe_cycle(self) -> None:
-        """Takes into account how long the last step kept others waiting: until its end, or, where work waited for that,
-        until now, when the next one begins, as its answers were written meanwhile and requests were read."""
+        """Takes into account how long the last step kept others waiting: until its end, or, of several sessions and
+        where work waited for that, until now, when the next one begins, as its answers were written meanwhile and
+        requests were read. Of a session alone that time is the gap of its stream."""
         batch, self._last = self._last, None
         if batch is None:
             return
-        is_followed = batch.is_followed and not self._gathering.has_waited
-        end_s = self.clock.now() if is_followed else batch.end_ns / 1e9
+        end_s = batch.end_ns / 1e9
+        if batch.is_followed and not self._gathering.has_waited:
+            if len(batch.works) > 1:
+                end_s = self.clock.now()
+            elif _has_generation(batch.works):
+                self.backlog.observe_stream_gap(self.clock.now() - end_s)
         cycle_s, forward_s = end_s - batch.start_s, batch.forward_ns / 1e9
         self.backlog.observe_cycle(len(batch.works), batch.num_tokens, cycle_s, forward_s)
 
@@ -491,8 +496,7 @@ class Engine:
             self._admit_released()
         self._gathering.ended(batch.num_tokens, self.clock.now() - batch.start_s)
         batch.end_ns = self._now_ns()
-        # A device computes the next batch meanwhile.
-        batch.is_followed = len(batch.works) > 1 and self.num_jobs > 0 and not batch.awaited
+        batch.is_followed = self.num_jobs > 0 and not batch.awaited
         self._unobserved = self._last = batch
 
     def _count_sessions(self, batch: _Batch) -> SessionCounts:

@@ -237,6 +237,7 @@ class RoundFinisher:
                     step_fixed_ns=step_fixed_ns,
                     step_session_ns=step_session_ns,
                     step_token_ns=step_token_ns,
+                    stream_gap_ns=self._backlog.stream_gap_ns(),
                     prompt_choices=prompt_choices,
                 )
                 self._sessions.publish(session)  # now: others open with the same prompt meanwhile

@@ -76,6 +76,7 @@ def decode_open_response(message: pb.OpenResponse) -> OpenReply:
                 step_fixed_ns=opened.step_fixed_ns,
                 step_session_ns=opened.step_session_ns,
                 step_token_ns=opened.step_token_ns,
+                stream_gap_ns=opened.stream_gap_ns,
                 prompt_choices=tuple(opened.prompt_choices),
             )
         case "progress":

@@ -88,6 +88,7 @@ def encode_open_response(response: OpenReply) -> pb.OpenResponse:
                 step_fixed_ns=response.step_fixed_ns,
                 step_session_ns=response.step_session_ns,
                 step_token_ns=response.step_token_ns,
+                stream_gap_ns=response.stream_gap_ns,
                 prompt_choices=response.prompt_choices,
             )
         )

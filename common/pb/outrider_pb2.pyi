@@ -314,7 +314,7 @@ class OpenResponse(_message.Message):
     def __init__(self, opened: _Optional[_Union[Opened, _Mapping]] = ..., progress: _Optional[_Union[Progress, _Mapping]] = ..., error: _Optional[_Union[RoundError, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("describe", "first_token", "position", "hash", "is_existing", "metrics", "logprobs", "step_fixed_ns", "step_token_ns", "prompt_choices", "step_session_ns")
+    __slots__ = ("describe", "first_token", "position", "hash", "is_existing", "metrics", "logprobs", "step_fixed_ns", "step_token_ns", "prompt_choices", "step_session_ns", "stream_gap_ns")
     DESCRIBE_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -326,6 +326,7 @@ class Opened(_message.Message):
     STEP_TOKEN_NS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_CHOICES_FIELD_NUMBER: _ClassVar[int]
     STEP_SESSION_NS_FIELD_NUMBER: _ClassVar[int]
+    STREAM_GAP_NS_FIELD_NUMBER: _ClassVar[int]
     describe: DescribeResponse
     first_token: int
     position: int
@@ -337,7 +338,8 @@ class Opened(_message.Message):
     step_token_ns: int
     prompt_choices: _containers.RepeatedScalarFieldContainer[int]
     step_session_ns: int
-    def __init__(self, describe: _Optional[_Union[DescribeResponse, _Mapping]] = ..., first_token: _Optional[int] = ..., position: _Optional[int] = ..., hash: _Optional[int] = ..., is_existing: bool = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., step_fixed_ns: _Optional[int] = ..., step_token_ns: _Optional[int] = ..., prompt_choices: _Optional[_Iterable[int]] = ..., step_session_ns: _Optional[int] = ...) -> None: ...
+    stream_gap_ns: int
+    def __init__(self, describe: _Optional[_Union[DescribeResponse, _Mapping]] = ..., first_token: _Optional[int] = ..., position: _Optional[int] = ..., hash: _Optional[int] = ..., is_existing: bool = ..., metrics: _Optional[_Union[RoundMetrics, _Mapping]] = ..., logprobs: _Optional[_Union[TokenLogprobs, _Mapping]] = ..., step_fixed_ns: _Optional[int] = ..., step_token_ns: _Optional[int] = ..., prompt_choices: _Optional[_Iterable[int]] = ..., step_session_ns: _Optional[int] = ..., stream_gap_ns: _Optional[int] = ...) -> None: ...
 
 class Support(_message.Message):
     __slots__ = ("token_ids", "weights")

@@ -56,17 +56,20 @@ class Conditions:
         step_session_s: float = 0.0,
         num_active: int = 0,
         *,
+        stream_gap_s: float = 0.0,
         would_be_accepted: bool | None = None,
     ) -> None:
         """Adds an opening: the prompt's forward, a drafted token's time (None: it is known), the step times that the
-        verifier states (0: none), how many sessions are active there (0: it does not say), and whether the draft
-        proposed the opening's own token (None: it was not asked)."""
+        verifier states (0: none), how many sessions are active there (0: it does not say), what lies there between two
+        steps of a stream (0: not known), and whether the draft proposed the opening's own token (None: it was not
+        asked)."""
         if would_be_accepted is not None:
             self.acceptance.posterior.observe(int(would_be_accepted), int(not would_be_accepted))
         self.costs.observe_rtt(rtt_s, is_alone=False)  # the draft read the prompt meanwhile
         if draft_token_s is not None:
             self.costs.observe_draft(draft_token_s, 1)
-        self.costs.observe_opening(forward_s, step_fixed_s, step_token_s, step_session_s, num_active)
+        stated = step_fixed_s, step_token_s, step_session_s
+        self.costs.observe_opening(forward_s, *stated, num_active, stream_gap_s=stream_gap_s)
 
     def observe_prompt(self, num_agreed: int, num_different: int) -> None:
         """Begins the acceptance rate from the prompt, before any token was judged: in so many of its places the draft

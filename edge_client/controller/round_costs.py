@@ -43,8 +43,8 @@ class StepTimes(NamedTuple):
 class EarlierCosts:
     """Holds what the earlier sequences of a process found; at first what is usual, None where nothing is."""
 
-    # Of a streamed token beyond the verifier's step, and of the edge in a round, without drafting.
-    stream_overhead_s: float = field(default_factory=lambda: SETTINGS.stream_overhead_s)
+    # Of a streamed token beyond the verifier's step (None: not known), and of the edge in a round, without drafting.
+    stream_overhead_s: float | None = None
     round_overhead_s: float = field(default_factory=lambda: SETTINGS.round_overhead_s)
     rtt_s: float | None = None  # of a round alone
     draft_line: _Line | None = None
@@ -110,6 +110,7 @@ class RoundCosts:
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._overheads_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # of them, beyond a step
         self._opening_s: float | None = None
+        self._stated_gap_s = 0.0  # between two steps of a stream; 0: the verifier stated none
         # Active sessions of the verifier, with each answer.
         self._sharing: deque[int] = deque(maxlen=SETTINGS.num_verify_samples)
         # What one more token of every such session would have added to each round, in seconds.
@@ -136,7 +137,7 @@ class RoundCosts:
             stream_s = earlier.stream_overhead_s
         else:
             stream_s = min(stream_s, SETTINGS.max_stream_overhead_s)
-            stream_s = memory * earlier.stream_overhead_s + (1 - memory) * stream_s
+            stream_s = memory * self._usual_stream_overhead_s + (1 - memory) * stream_s
         if edge_s is None:
             return replace(
                 earlier, stream_overhead_s=stream_s, stated=self._stated, num_sharing=self.num_sharing
@@ -238,10 +239,12 @@ class RoundCosts:
         step_token_s: float = 0.0,
         step_session_s: float = 0.0,
         num_active: int = 0,
+        *,
+        stream_gap_s: float = 0.0,
     ) -> None:
         """Adds the prompt's forward, an upper bound for one token, the step times that the verifier states (0: none
-        yet), and its active sessions (0: it does not say)."""
-        self._estimate = None
+        yet), its active sessions (0: it does not say), and what lies between two steps of a stream (0: not known)."""
+        self._estimate, self._stated_gap_s = None, stream_gap_s
         if num_active:
             self._sharing.append(num_active)
         else:
@@ -330,9 +333,13 @@ class RoundCosts:
 
     @property
     def _usual_stream_overhead_s(self) -> float:
-        """Returns what streamed tokens of earlier sequences took beyond a step of one token; none where sessions share
-        the verifier and it states its steps, as these include what lies between two of them."""
-        return 0.0 if self.is_shared and self._stated is not None else self.earlier.stream_overhead_s
+        """Returns what streamed tokens of earlier sequences took beyond a step of one token, or, before any, what the
+        verifier states; none where sessions share it and it states its steps, which include that."""
+        if self.is_shared and self._stated is not None:
+            return 0.0
+        if self.earlier.stream_overhead_s is not None:
+            return self.earlier.stream_overhead_s
+        return self._stated_gap_s or SETTINGS.stream_overhead_s
 
     def _line(self, weight_tokens: float | None = None) -> tuple[float, float] | None:
         """Returns a round's line over its tokens: of rounds, or the expected one; None: neither is known.

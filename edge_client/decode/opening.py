@@ -91,6 +91,7 @@ def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> N
         opened.step_token_ns / 1e9,
         opened.step_session_ns / 1e9,
         metrics.num_active_sessions,
+        stream_gap_s=opened.stream_gap_ns / 1e9,
         would_be_accepted=would_be_accepted,
     )
 

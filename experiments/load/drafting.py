@@ -53,6 +53,7 @@ class _Opening(NamedTuple):
     step_fixed_s: float
     step_token_s: float
     step_session_s: float
+    stream_gap_s: float
 
 
 class DraftingStream(ReplayStream):
@@ -127,6 +128,7 @@ class DraftingStream(ReplayStream):
             opened.step_fixed_ns / 1e9,
             opened.step_token_ns / 1e9,
             opened.step_session_ns / 1e9,
+            opened.stream_gap_ns / 1e9,
         )
         self._begin_with(self._opening, metrics.num_active_sessions)
 
@@ -139,6 +141,7 @@ class DraftingStream(ReplayStream):
             opening.step_token_s,
             opening.step_session_s,
             num_active,
+            stream_gap_s=opening.stream_gap_s,
         )
         self._window.choose(self._num_left)
 

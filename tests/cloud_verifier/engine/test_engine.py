@@ -290,6 +290,9 @@ def test_what_passes_between_steps_of_several_sessions_counts_as_their_steps(num
     fixed_ns, session_ns, token_ns = harness.engine.backlog.step_parts_ns()
     step_ms = 1e-6 * (fixed_ns + num_streams * (session_ns + token_ns))
     assert step_ms == pytest.approx(5 + num_streams + (7 if num_streams > 1 else 0), rel=0.1)
+    if num_streams == 1:
+        _, later = harness.open(3, prompt=(4, 6, 7))
+        assert later.stream_gap_ns == pytest.approx(7e6)
 
 
 def test_ready_sessions_share_one_packed_forward_without_padding() -> None:

@@ -154,11 +154,21 @@ def test_of_a_verifier_that_others_share_no_times_beside_its_own_words_are_kept(
         for _ in range(10):
             conditions.observe_stream(0.04, num_active)
     assert alone.learned_time_ratios and not shared.learned_time_ratios
-    assert alone.costs.learned().stream_overhead_s > 0.0 == shared.costs.learned().stream_overhead_s
+    assert alone.costs.learned().stream_overhead_s and shared.costs.learned().stream_overhead_s is None
     following = begun(replace(shared.costs.learned(), stream_overhead_s=0.01))
     assert following.costs.num_sharing == 1.0, "until it is told otherwise"
     following.costs.observe_opening(0.05, 0.029, 0.0002, 0.0, 8)
     assert following.estimate()[0].target_token_s == pytest.approx(0.029 + 8 * 0.0002)
+
+
+def test_until_a_stream_was_measured_it_takes_beyond_a_step_what_the_verifier_states() -> None:
+    for earlier, expected_s in ((EarlierCosts(), 0.031), (EarlierCosts(stream_overhead_s=0.0005), 0.0295)):
+        conditions = begun(earlier)
+        conditions.costs.observe_opening(0.05, 0.0288, 0.0002, stream_gap_s=0.002)
+        assert conditions.estimate()[0].target_token_s == pytest.approx(expected_s)
+        for _ in range(10):
+            conditions.observe_stream(0.04)
+        assert conditions.estimate()[0].target_token_s == pytest.approx(0.04)
 
 
 def test_a_short_stream_in_a_busy_moment_keeps_nobody_from_streaming_again() -> None:
