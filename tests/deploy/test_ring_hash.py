@@ -132,11 +132,12 @@ def test_several_verifiers_over_tls_have_one_name_and_every_one_wants_the_token(
     security = make_dev_security(tmp_path)
     settings = {key: Path(value) for key, value in security.serve_settings.items()}
     with fleet_of(2, ServeConfig(**settings)) as fleet:  # type: ignore[arg-type]
-        met = {
-            GrpcLink(fleet.address, new_session_id(), security=security.link).describe(TIMEOUT_S).model_id
-            for _ in range(12)
-        }
-        assert met == {"0", "1"}
+        met, num_links = set[str](), 0
+        while met != {"0", "1"}:
+            link = GrpcLink(fleet.address, new_session_id(), security=security.link)
+            met.add(link.describe(TIMEOUT_S).model_id)
+            num_links += 1
+            assert num_links < 64, f"all of them met {met}"
         with pytest.raises(LinkFaultError, match="it speaks TLS and this edge does not"):
             GrpcLink(fleet.address, new_session_id()).connect(1.0)
 
