@@ -13,6 +13,7 @@ import statistics
 from collections import deque
 from itertools import combinations
 
+# By hand.
 _RIDGE = 0.01  # of the squared mean of tokens
 _LEAST_VARIANCE = 0.0001  # of the squared mean of sessions: where all steps have as many
 

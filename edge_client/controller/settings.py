@@ -87,7 +87,7 @@ class ControllerSettings:
     stream_overhead_weight_samples: int = 4
     # A stream that was left is less of the present with time: so many rounds forget a sample of it. Forgotten sooner,
     # it is expected to be faster than it was found to be, and entered again. Of 1, 4, 8 and 16 in real processes at one
-    # point over loopback, judged at another.
+    # point of `make bench-real` over loopback, judged at four others.
     rounds_a_stream_sample: int = 4
     min_rtt_s: float = 1e-6  # keeps rates finite on loopback
 
@@ -122,7 +122,8 @@ class ControllerSettings:
     min_gain_share: float = 0.03
     first_gain_share: float = 0.1
     # The same where other sessions share the verifier: they all see the same costs, and are fastest where most of them
-    # have one mode for a whole text. Chosen in bench `ctl.shared`, judged in real processes (`real.capacity_load`).
+    # have one mode for a whole text. Chosen in bench `ctl.shared` and in real processes under the load of
+    # `real.capacity_load`, judged on no other cases.
     shared_gain_share: float = 0.3
     shared_first_gain_share: float = 0.05
     # By how much pipelined rounds exceed their model, as a round in flight is not ended by low confidence.

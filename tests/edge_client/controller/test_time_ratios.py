@@ -145,8 +145,8 @@ def test_a_stream_may_take_less_than_a_step_of_rounds() -> None:
         assert following.estimate()[0].target_token_s == pytest.approx(expected_s), "at least half of a step"
 
 
-def test_of_a_verifier_that_others_share_no_times_beside_its_own_words_are_kept() -> None:
-    """They depend on what the others do meanwhile; the steps that it states include what lies between two of them."""
+def test_times_measured_beside_other_sessions_are_not_carried_to_the_next_text() -> None:
+    """They depend on the others' modes, and the verifier's stated steps include what lies between two of them."""
     alone, shared = begun(), begun()
     for conditions, num_active in ((alone, 1), (shared, 8)):
         for _ in range(10):
