@@ -427,7 +427,7 @@ class RoundCosts:
             return float(statistics.median((*self._targets_s, *expected_s)))
         known_s = [] if self._opening_s is None else [self._opening_s]
         if step_s is not None:
-            known_s = [step_s] if self._num_rounds else [*known_s, step_s]
+            known_s = [step_s] if self._num_rounds or self.is_shared else [*known_s, step_s]
         elif self._num_rounds:
             known_s.append(self._verify.recent.median_s)
         base_s = min(known_s, default=0.0)

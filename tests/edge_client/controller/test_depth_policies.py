@@ -682,6 +682,13 @@ def test_a_stream_tells_what_rounds_of_all_who_share_it_would_cost() -> None:
     assert round_ms == pytest.approx(16.0 + 2 * 1.5, rel=0.05)
 
 
+def test_a_stream_beside_others_is_not_expected_to_be_faster_than_their_steps_where_the_prompt_was() -> None:
+    costs = [opened_costs(num_sessions, session_s=0.001) for num_sessions in (1, 32)]
+    alone_s, beside_s = (each.estimate()[0].target_token_s for each in costs)
+    assert beside_s == pytest.approx(0.001 + 32 * 0.0011), "the prompt's forward took 20 ms"
+    assert alone_s < 0.003
+
+
 def test_a_streams_request_waits_for_a_part_of_the_step_that_others_have() -> None:
     alone, beside = opened_costs(), opened_costs()
     streamed(alone, 1)
