@@ -162,6 +162,7 @@ class ModePolicy:
         if self._num_observed < SETTINGS.min_rounds:
             return not self._num_observed
         is_recent = self._num_observed - self._changed_at < SETTINGS.dense_decisions
+        is_recent = is_recent and not self.conditions.costs.is_shared  # where a text seldom changes its mode
         return self._num_observed - self._decided_at >= (1 if is_recent else SETTINGS.decision_every)
 
     def _decide(self, num_tokens: int) -> None:
