@@ -27,7 +27,7 @@ from outrider.experiments.shared.results import Measure, at_least, judged
 SESSIONS = (1, 4, 8, 16, 32)
 LENGTHS, CO_LOCATED_LENGTHS = (2, 4, 8), (2, 4)
 DRAFT_TOKEN_MS = "0.6"  # of the embedded draft on a core of its own
-NUM_TURNS, SECONDS, WARMUP_S = 2, 2.0, 0.7
+NUM_TURNS, SECONDS, WARMUP_S = 4, 2.0, 0.7
 NUM_THREADS = os.cpu_count() or 1  # of a forward, as by default
 NUM_POSITIONS = 96
 LIMITS_MS = (50, 100)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TIMED_ROWS = (1, 8, 16, 24, 40, 64)  # for which our kernel's time is compared with the library's
-MANY_ROWS = TIMED_ROWS[-1]  # for which its bits are compared
+TIMED_ROWS = (1, 8, 16, 24, 40, 64, 96, 128)  # for which our kernel's time is compared with the library's
+MANY_ROWS = 64  # for which its bits are compared
 MIN_TURNS, MAX_TURNS = 2, 6  # of a comparison of times
 # Both were chosen with the embedded target on Zen 5 (docs/benchmarks.md). Ours may take so much of the library's time,
 # as on cores that others use it takes less; and helpers take part from so many rows on, as with fewer they save little.

@@ -167,7 +167,8 @@ def test_the_library_multiplies_where_our_kernel_has_other_bits_or_cannot_be_com
         ({1: 1.4}, 0),
         ({1: 1.1, 8: 1.1, 16: 1.4}, 8),
         ({1: 0.8, 8: 0.8, 16: 1.1, 24: 1.4}, 16),
-        ({1: 1.1, 8: 1.0, 16: 0.9, 24: 0.8, 40: 0.8, 64: 1.0}, 64),
+        ({1: 1.1, 8: 1.0, 16: 0.9, 24: 0.8, 40: 0.8, 64: 1.0, 96: 1.4}, 64),
+        (dict.fromkeys(TIMED_ROWS, 1.1), 128),
     ],
 )
 def test_our_kernel_is_used_for_as_many_rows_as_it_takes_little_longer(
@@ -191,7 +192,7 @@ def test_a_disturbed_turn_is_taken_again(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(packed, "_seconds", seconds)
     own = OwnKernel()
     product = PackedLinear(*make_matrix(64, 32, has_bias=False), own)
-    assert packed._most_fast_rows([product]) == MANY_ROWS
+    assert packed._most_fast_rows([product]) == TIMED_ROWS[-1]
 
 
 def logits(backend: PagedBackend, *counts: int) -> Logits:
