@@ -12,7 +12,7 @@ from outrider.edge_client.controller.cost_model import (
     round_s,
 )
 from outrider.edge_client.controller.cost_model_pipelined import branching_token_s, pipelined_times
-from outrider.edge_client.controller.round_costs import RoundCosts
+from outrider.edge_client.controller.round_costs import RoundCosts, StepTimes
 from outrider.edge_client.controller.settings import MAX_DEPTH, SETTINGS
 from outrider.edge_client.controller.time_ratio import TimeRatio
 from outrider.edge_client.core.options import ExecutionMode
@@ -51,25 +51,20 @@ class Conditions:
         rtt_s: float,
         forward_s: float,
         draft_token_s: float | None,
-        step_fixed_s: float = 0.0,
-        step_token_s: float = 0.0,
-        step_session_s: float = 0.0,
+        stated: StepTimes | None = None,
         num_active: int = 0,
         *,
-        stream_gap_s: float = 0.0,
         would_be_accepted: bool | None = None,
     ) -> None:
-        """Adds an opening: the prompt's forward, a drafted token's time (None: it is known), the step times that the
-        verifier states (0: none), how many sessions are active there (0: it does not say), what lies there between two
-        steps of a stream (0: not known), and whether the draft proposed the opening's own token (None: it was not
-        asked)."""
+        """Adds an opening: the prompt's forward, a drafted token's time (None: it is known), what the verifier states
+        of its steps, how many sessions are active there (0: it does not say), and whether the draft proposed the
+        opening's own token (None: it was not asked)."""
         if would_be_accepted is not None:
             self.acceptance.posterior.observe(int(would_be_accepted), int(not would_be_accepted))
         self.costs.observe_rtt(rtt_s, is_alone=False)  # the draft read the prompt meanwhile
         if draft_token_s is not None:
             self.costs.observe_draft(draft_token_s, 1)
-        stated = step_fixed_s, step_token_s, step_session_s
-        self.costs.observe_opening(forward_s, *stated, num_active, stream_gap_s=stream_gap_s)
+        self.costs.observe_opening(forward_s, stated, num_active)
 
     def observe_prompt(self, num_agreed: int, num_different: int) -> None:
         """Begins the acceptance rate from the prompt, before any token was judged: in so many of its places the draft

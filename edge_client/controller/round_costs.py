@@ -28,6 +28,17 @@ class StepTimes(NamedTuple):
     fixed_s: float
     token_s: float
     session_s: float = 0.0
+    stream_gap_s: float = 0.0  # between two steps of a stream alone; 0: not known
+
+    @classmethod
+    def from_ns(cls, fixed: int, token: int, session: int, stream_gap: int) -> StepTimes:
+        """Returns those that an opening has in nanoseconds."""
+        return cls(fixed / 1e9, token / 1e9, session / 1e9, stream_gap / 1e9)
+
+    @property
+    def are_known(self) -> bool:
+        """Returns whether steps were measured: parts of zero mean that there were none yet."""
+        return bool(self.fixed_s or self.token_s or self.session_s)
 
     @property
     def alone(self) -> _Line:
@@ -110,7 +121,6 @@ class RoundCosts:
         self._targets_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)
         self._overheads_s: deque[float] = deque(maxlen=SETTINGS.num_verify_samples)  # of them, beyond a step
         self._opening_s: float | None = None
-        self._stated_gap_s = 0.0  # between two steps of a stream; 0: the verifier stated none
         # Active sessions of the verifier, with each answer.
         self._sharing: deque[int] = deque(maxlen=SETTINGS.num_verify_samples)
         # What one more token of every such session would have added to each round, in seconds.
@@ -232,26 +242,17 @@ class RoundCosts:
         if (step_s := self._step_s()) is not None:
             self._overheads_s.append(token_s - step_s)
 
-    def observe_opening(
-        self,
-        forward_s: float,
-        step_fixed_s: float = 0.0,
-        step_token_s: float = 0.0,
-        step_session_s: float = 0.0,
-        num_active: int = 0,
-        *,
-        stream_gap_s: float = 0.0,
-    ) -> None:
-        """Adds the prompt's forward, an upper bound for one token, the step times that the verifier states (0: none
-        yet), its active sessions (0: it does not say), and what lies between two steps of a stream (0: not known)."""
-        self._estimate, self._stated_gap_s = None, stream_gap_s
+    def observe_opening(self, forward_s: float, stated: StepTimes | None = None, num_active: int = 0) -> None:
+        """Adds the prompt's forward, an upper bound for one token where no other session is active, what the verifier
+        states of its steps, and its active sessions (0: it does not say)."""
+        self._estimate = None
         if num_active:
             self._sharing.append(num_active)
         else:
             self.earlier = replace(self.earlier, num_sharing=1.0)
         self._opening_s = forward_s
-        if step_fixed_s or step_token_s or step_session_s:
-            self._stated = StepTimes(step_fixed_s, step_token_s, step_session_s)
+        if stated and stated.are_known:
+            self._stated = stated
 
     def estimate(self) -> tuple[ModelCosts, LinkCosts]:
         """Returns the costs, once `is_known`. A verification that was never observed takes as long as the
@@ -339,7 +340,8 @@ class RoundCosts:
             return 0.0
         if self.earlier.stream_overhead_s is not None:
             return self.earlier.stream_overhead_s
-        return self._stated_gap_s or SETTINGS.stream_overhead_s
+        stated_s = self._stated.stream_gap_s if self._stated else 0.0
+        return stated_s or SETTINGS.stream_overhead_s
 
     def _line(self, weight_tokens: float | None = None) -> tuple[float, float] | None:
         """Returns a round's line over its tokens: of rounds, or the expected one; None: neither is known.

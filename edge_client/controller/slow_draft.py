@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 from outrider.edge_client.controller.cost_model import cloud_only_s
-from outrider.edge_client.controller.round_costs import EarlierCosts, RoundCosts
+from outrider.edge_client.controller.round_costs import EarlierCosts, RoundCosts, StepTimes
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.core.stats import SessionStats
@@ -45,7 +45,7 @@ def target_step_ms(stats: SessionStats) -> float | None:
         return None
     costs = RoundCosts(earlier=EarlierCosts(stream_overhead_s=0.0))  # a step alone is compared
     parts = stats.step_fixed_s, stats.step_token_s, stats.step_session_s
-    costs.observe_opening(math.inf, *parts)  # rounds bound a step closer
+    costs.observe_opening(math.inf, StepTimes(*parts))  # rounds bound a step closer
     for each in answered:
         costs.observe(each)
     # The longer of two measurements of one step, this session's and the verifier's: no guess in our favour.

@@ -18,6 +18,7 @@ from outrider.common.types import (
     RoundError,
     RoundErrorCode,
 )
+from outrider.edge_client.controller.round_costs import StepTimes
 from outrider.edge_client.core.events import SessionEvent
 from outrider.edge_client.core.options import ExecutionMode, OnTimeout
 from outrider.edge_client.decode.generation_state import GenerationState
@@ -87,11 +88,10 @@ def _observe_opening(state: GenerationState, opened: Opened, trip_s: float) -> N
         max(0.0, trip_s - metrics.total_ns / 1e9),
         metrics.forward_ns / 1e9,
         None if conditions.costs.has_draft else drafter.time_token(),
-        opened.step_fixed_ns / 1e9,
-        opened.step_token_ns / 1e9,
-        opened.step_session_ns / 1e9,
+        StepTimes.from_ns(
+            opened.step_fixed_ns, opened.step_token_ns, opened.step_session_ns, opened.stream_gap_ns
+        ),
         metrics.num_active_sessions,
-        stream_gap_s=opened.stream_gap_ns / 1e9,
         would_be_accepted=would_be_accepted,
     )
 

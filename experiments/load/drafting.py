@@ -22,6 +22,7 @@ from outrider.common.types import (
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.registry import create_depth_policy
+from outrider.edge_client.controller.round_costs import StepTimes
 from outrider.edge_client.controller.stream_measurement import StreamMeasurement
 from outrider.edge_client.controller.window import Pipelining, create_window
 from outrider.edge_client.core.stats import RoundRecord
@@ -50,10 +51,7 @@ class _Opening(NamedTuple):
 
     rtt_s: float
     forward_s: float
-    step_fixed_s: float
-    step_token_s: float
-    step_session_s: float
-    stream_gap_s: float
+    stated: StepTimes
 
 
 class DraftingStream(ReplayStream):
@@ -125,23 +123,15 @@ class DraftingStream(ReplayStream):
         self._opening = _Opening(
             max(0.0, wait_s - metrics.total_ns / 1e9),
             metrics.forward_ns / 1e9,
-            opened.step_fixed_ns / 1e9,
-            opened.step_token_ns / 1e9,
-            opened.step_session_ns / 1e9,
-            opened.stream_gap_ns / 1e9,
+            StepTimes.from_ns(
+                opened.step_fixed_ns, opened.step_token_ns, opened.step_session_ns, opened.stream_gap_ns
+            ),
         )
         self._begin_with(self._opening, metrics.num_active_sessions)
 
     def _begin_with(self, opening: _Opening, num_active: int) -> None:
         self._conditions.observe_opening(
-            opening.rtt_s,
-            opening.forward_s,
-            self._drafting.token_s,
-            opening.step_fixed_s,
-            opening.step_token_s,
-            opening.step_session_s,
-            num_active,
-            stream_gap_s=opening.stream_gap_s,
+            opening.rtt_s, opening.forward_s, self._drafting.token_s, opening.stated, num_active
         )
         self._window.choose(self._num_left)
 

@@ -18,7 +18,7 @@ from outrider.edge_client.controller.acceptance_posterior import ALPHAS, posteri
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior, PriorKey
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
-from outrider.edge_client.controller.round_costs import EarlierCosts
+from outrider.edge_client.controller.round_costs import EarlierCosts, StepTimes
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.core.options import ExecutionMode
 from outrider.edge_client.session.factory import Edge
@@ -220,7 +220,7 @@ def test_a_draft_that_the_prompt_shows_to_be_useless_is_never_tried() -> None:
     """Rounds that a usual draft would make twice as fast as the stream."""
     for agreed, has_rounds in ((13, True), (1, False)):
         policy = ModePolicy(CHOOSABLE_MODES, conditions=begin_after_prompt(agreed, 16 - agreed))
-        policy.conditions.observe_opening(0.03, 0.03, 2e-4, 0.029, 0.0005)
+        policy.conditions.observe_opening(0.03, 0.03, 2e-4, StepTimes(0.029, 0.0005))
         policy.choose(32)
         assert (policy.current is not ExecutionMode.CLOUD_ONLY) == has_rounds
 
@@ -261,7 +261,7 @@ def test_the_prompt_is_compared_where_a_token_depends_on_its_distribution_alone(
 def begin(is_copied: bool) -> ModePolicy:
     """A text of 32 tokens over 10 ms: with a usual draft rounds take 2.5 ms a token, the target alone 4."""
     policy = ModePolicy(CHOOSABLE_MODES, conditions=Conditions(is_copied=is_copied))
-    policy.conditions.observe_opening(0.01, 0.004, 1e-5, 0.0038, 0.0002)
+    policy.conditions.observe_opening(0.01, 0.004, 1e-5, StepTimes(0.0038, 0.0002))
     policy.choose(32)
     return policy
 

@@ -207,7 +207,7 @@ def share_of_small_steps() -> float:
         costs = RoundCosts()
         costs.observe_rtt(0.001)
         costs.observe_draft(0.0005, 1)
-        costs.observe_opening(0.05, step_fixed_s=0.005, step_token_s=0.0003)
+        costs.observe_opening(0.05, StepTimes(0.005, 0.0003))
         for num_drafted in rng.integers(5, 9, 15).tolist():
             verifier_ms = (5.0 + 0.3 * (num_drafted + 1)) * rng.lognormal(0.0, 0.2)
             costs.observe(answered(num_drafted, 3, verifier_ms=verifier_ms))
@@ -238,7 +238,7 @@ def test_a_verification_that_a_draft_overlaps_does_not_tell_what_one_alone_takes
     measured, stated, unknown = RoundCosts(), RoundCosts(), RoundCosts()
     assert observed_ms(measured, 16.0, window=1) == pytest.approx(16.0)
     assert observed_ms(measured, 24.6, window=3) == pytest.approx(16.0), "measured one at a time"
-    stated.observe_opening(0.05, step_fixed_s=0.0135, step_token_s=0.0005)
+    stated.observe_opening(0.05, StepTimes(0.0135, 0.0005))
     assert observed_ms(stated, 24.6, window=3) == pytest.approx(16.0), "stated"
     assert observed_ms(stated, 17.0, window=1) == pytest.approx(17.0), "what was measured is nearer"
     assert observed_ms(unknown, 24.6, window=3) == pytest.approx(24.6), "all that is known"
@@ -275,7 +275,7 @@ def test_drafts_and_trips_that_overlap_do_not_tell_what_they_take_alone() -> Non
 
 def test_a_link_that_became_longer_is_believed_where_every_round_overlaps() -> None:
     costs = RoundCosts()
-    costs.observe_opening(0.01, step_fixed_s=0.0099, step_token_s=0.0001)
+    costs.observe_opening(0.01, StepTimes(0.0099, 0.0001))
     costs.observe_rtt(0.010)
     for record in overlapped(4, 0.32, 200.0):
         costs.observe(record)
@@ -296,7 +296,7 @@ def test_an_opening_says_by_how_much_the_link_changed_since_an_earlier_text_with
     costs = RoundCosts(is_local=is_local, earlier=EarlierCosts(rtt_s=0.0005))
     unknown = RoundCosts(is_local=is_local)
     for each in (costs, unknown):
-        each.observe_opening(0.01, step_fixed_s=0.001, step_token_s=0.0)
+        each.observe_opening(0.01, StepTimes(0.001, 0.0))
         each.observe_rtt(opening_ms / 1e3, is_alone=False)
     assert costs.estimate()[1].rtt_s == pytest.approx(rtt_ms / 1e3)
     if not is_local:
@@ -306,7 +306,7 @@ def test_an_opening_says_by_how_much_the_link_changed_since_an_earlier_text_with
 def test_a_first_opening_on_one_machine_took_little_of_its_time_for_the_way() -> None:
     for opening_ms, rtt_ms in ((0.4, 0.4), (4.0, 1.0), (60.0, 54.0)):
         costs = RoundCosts(is_local=True)
-        costs.observe_opening(0.01, step_fixed_s=0.001, step_token_s=0.0)
+        costs.observe_opening(0.01, StepTimes(0.001, 0.0))
         costs.observe_rtt(opening_ms / 1e3, is_alone=False)
         assert costs.estimate()[1].rtt_s == pytest.approx(rtt_ms / 1e3)
 
@@ -314,7 +314,7 @@ def test_a_first_opening_on_one_machine_took_little_of_its_time_for_the_way() ->
 def test_a_drafted_token_takes_what_it_took_in_an_earlier_text_until_it_is_measured() -> None:
     costs = RoundCosts(earlier=EarlierCosts(draft_line=(0.0002, 0.001)))
     assert costs.has_draft and not RoundCosts().has_draft
-    costs.observe_opening(0.01, step_fixed_s=0.001, step_token_s=0.0)
+    costs.observe_opening(0.01, StepTimes(0.001, 0.0))
     costs.observe_rtt(0.01)
     assert costs.estimate()[0].draft_s(4) == pytest.approx(SETTINGS.round_overhead_s + 0.0042)
     costs.observe(replace(answered(4, 3, draft_ms=1.2, net_ms=10.0), edge_ms=0.5))
@@ -327,7 +327,7 @@ def test_a_drafted_token_takes_what_it_took_in_an_earlier_text_until_it_is_measu
 def test_of_a_text_without_rounds_the_next_one_learns_what_a_stream_takes() -> None:
     earlier = EarlierCosts(0.0004, 0.0001, 0.0005, (0.0, 0.001), (0.001, 0.0001))
     costs = RoundCosts(earlier=earlier)
-    costs.observe_opening(0.01, step_fixed_s=0.002, step_token_s=0.0001)
+    costs.observe_opening(0.01, StepTimes(0.002, 0.0001))
     costs.observe_rtt(0.003)  # beside a stream
     for _ in range(30):
         costs.observe_draft(0.005, 1)
@@ -339,7 +339,7 @@ def test_of_a_text_without_rounds_the_next_one_learns_what_a_stream_takes() -> N
 
 def test_what_the_edge_itself_takes_in_a_round_is_that_of_an_earlier_text_until_it_is_measured() -> None:
     costs = RoundCosts(earlier=EarlierCosts(round_overhead_s=0.0001))
-    costs.observe_opening(0.01, step_fixed_s=0.001, step_token_s=0.0)
+    costs.observe_opening(0.01, StepTimes(0.001, 0.0))
     costs.observe_rtt(0.01)
     costs.observe_draft(0.0, 1)
     assert costs.estimate()[0].draft_fixed_s == pytest.approx(0.0001)
@@ -390,7 +390,7 @@ def test_copies_begin_longer_than_drafts_that_are_as_often_right_but_not_for_lon
     def first_length(is_copied: bool) -> int:
         conditions = Conditions(is_copied=is_copied)
         conditions.acceptance.posterior.start_from(usual_prior(is_copied=True))
-        conditions.observe_opening(0.01, 0.02, 1e-5, 0.004, 0.0003)
+        conditions.observe_opening(0.01, 0.02, 1e-5, StepTimes(0.004, 0.0003))
         conditions.window = window
         return OptimalDepth(conditions=conditions).next_depth()
 
@@ -608,7 +608,7 @@ def test_drafts_become_shorter_the_more_sessions_share_a_step() -> None:
 
 def test_where_every_round_is_pipelined_drafts_become_shorter_too_and_longer_again() -> None:
     conditions = Conditions()
-    conditions.observe_opening(0.001, 0.05, 0.0001, step_fixed_s=0.010, step_token_s=0.0005)
+    conditions.observe_opening(0.001, 0.05, 0.0001, StepTimes(0.010, 0.0005))
     lengths = []
     for num_sessions in (1, 16, 1):
         for _ in range(40):
@@ -666,7 +666,7 @@ def opened_costs(
     costs = RoundCosts(earlier=earlier)
     costs.observe_rtt(0.001)
     costs.observe_draft(0.0006, 1)
-    costs.observe_opening(0.02, 0.001, 0.0001, session_s, num_sessions)
+    costs.observe_opening(0.02, StepTimes(0.001, 0.0001, session_s), num_sessions)
     return costs
 
 

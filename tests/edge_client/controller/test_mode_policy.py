@@ -79,7 +79,7 @@ def test_the_first_decision_is_prepared_before_the_opening_where_earlier_texts_h
 
     monkeypatch.setattr(pace_tables, "rounds_token_s", counted)
     for choice, draft_s in ((prepared, None), (unprepared, None), (unknown, 0.012)):
-        choice.conditions.observe_opening(0.001, 0.07, draft_s, step_fixed_s=0.069, step_token_s=0.00015)
+        choice.conditions.observe_opening(0.001, 0.07, draft_s, StepTimes(0.069, 0.00015))
         assert choice.choose(1000) is ExecutionMode.PIPELINED
     assert num_tables == 2, "for both that had not prepared"
 
@@ -95,7 +95,7 @@ def test_where_rounds_are_short_the_first_decision_is_the_prepared_one() -> None
             )
         choices[0].prepare()
         for choice in choices:
-            choice.conditions.observe_opening(0.002, 0.02, 0.001, *now)
+            choice.conditions.observe_opening(0.002, 0.02, 0.001, now)
             choice.choose(1000)
         prepared, unprepared, unknown = choices
         assert prepared.current is not unprepared.current is unknown.current
@@ -113,7 +113,7 @@ def test_where_rounds_are_long_the_first_decision_is_by_the_opening() -> None:
         choice.conditions.costs.start_from(earlier)
     prepared.prepare()
     for choice in (prepared, unprepared):
-        choice.conditions.observe_opening(0.2, 0.02, 0.001, 0.005, 0.0001)
+        choice.conditions.observe_opening(0.2, 0.02, 0.001, StepTimes(0.005, 0.0001))
         assert choice.choose(1000) is ExecutionMode.CLOUD_ONLY
 
 
@@ -123,7 +123,7 @@ def test_where_rounds_are_long_the_first_decision_is_by_the_opening() -> None:
 def test_rounds_that_slow_each_other_are_not_pipelined_for_long(slower: float, best: ExecutionMode) -> None:
     """As on shared processors, where a draft takes time from the verification that it overlaps."""
     choice = ModePolicy(ALL)
-    choice.conditions.observe_opening(0.001, 0.07, 0.012, step_fixed_s=0.069, step_token_s=0.00015)
+    choice.conditions.observe_opening(0.001, 0.07, 0.012, StepTimes(0.069, 0.00015))
     assert choice.choose(1000) is ExecutionMode.PIPELINED
     pipelined_ratio = 0.0
     for number in range(60):
@@ -152,7 +152,7 @@ def test_a_prompt_says_little_of_the_targets_speed_and_the_verifiers_word_much()
     trip_s, prompt_s, draft_s = 0.06, 0.04, 0.0006  # the embedded pair over 60 ms
     deceived, told = ModePolicy(ALL), ModePolicy(ALL)
     deceived.conditions.observe_opening(trip_s, prompt_s, draft_s)
-    told.conditions.observe_opening(trip_s, prompt_s, draft_s, step_fixed_s=0.006, step_token_s=0.001)
+    told.conditions.observe_opening(trip_s, prompt_s, draft_s, StepTimes(0.006, 0.001))
     assert deceived.choose(1000) is not ExecutionMode.CLOUD_ONLY
     assert told.choose(1000) is ExecutionMode.CLOUD_ONLY
 
@@ -200,7 +200,7 @@ def test_a_session_beside_others_keeps_its_mode_where_another_is_a_little_faster
     num_active: int, num_changes: int
 ) -> None:
     choice = ModePolicy((ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY))
-    choice.conditions.observe_opening(0.004, 0.03, 0.001, 0.029, 0.0001, 0.0, num_active)
+    choice.conditions.observe_opening(0.004, 0.03, 0.001, StepTimes(0.029, 0.0001), num_active)
     assert choice.choose(1000) is ExecutionMode.SPECULATIVE
     for _ in range(60):  # 35 ms a token with one drafted, a stream 30
         rejected = replace(a_round(4, 30, 1, num_accepted=0), num_active_sessions=num_active, batch_size=1)
@@ -303,7 +303,7 @@ def test_the_reason_of_a_mode_is_told() -> None:
     choice = ModePolicy(CHOOSABLE_MODES)
     assert choice.reason == "first" and not choice.expected_ms
     assert ModePolicy(CHOOSABLE_MODES[:1]).reason == "given"
-    choice.conditions.observe_opening(0.02, 0.03, 0.3, 0.029, 0.0002)
+    choice.conditions.observe_opening(0.02, 0.03, 0.3, StepTimes(0.029, 0.0002))
     assert choice.choose(100) is ExecutionMode.CLOUD_ONLY
     assert choice.reason == "fastest" and set(choice.expected_ms) == set(CHOOSABLE_MODES)
     choice.leave_stream()

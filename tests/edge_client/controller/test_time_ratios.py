@@ -10,7 +10,7 @@ from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.acceptance_prior import AcceptancePrior
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
-from outrider.edge_client.controller.round_costs import EarlierCosts
+from outrider.edge_client.controller.round_costs import EarlierCosts, StepTimes
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.time_ratio import TimeRatio
 from outrider.edge_client.core.options import ExecutionMode
@@ -25,7 +25,7 @@ ROUND = RoundRecord(
 def begun(earlier: EarlierCosts | None = None) -> Conditions:
     conditions = Conditions()
     conditions.costs.start_from(earlier or EarlierCosts())
-    conditions.observe_opening(0.02, 0.03, 0.001, 0.029, 0.0002)
+    conditions.observe_opening(0.02, 0.03, 0.001, StepTimes(0.029, 0.0002))
     return conditions
 
 
@@ -92,7 +92,7 @@ def test_the_next_text_begins_with_what_modes_took_in_the_last() -> None:
 def test_expectations_are_those_of_the_modes_and_not_of_a_change_between_them() -> None:
     """Of rounds that would be left at once a token was said to take little more than the stream's."""
     choice = ModePolicy(CHOOSABLE_MODES)
-    choice.conditions.observe_opening(0.2, 0.007, 0.001, 0.0068, 0.0002)
+    choice.conditions.observe_opening(0.2, 0.007, 0.001, StepTimes(0.0068, 0.0002))
     for _ in range(30):
         choice.observe_probe(is_accepted=False, draft_s=0.001)
     assert choice.choose(400) is ExecutionMode.CLOUD_ONLY
@@ -105,7 +105,7 @@ def test_expectations_are_those_of_the_modes_and_not_of_a_change_between_them() 
 def test_rounds_that_are_observed_four_at_a_time_are_decided_about(num_streamed: int) -> None:
     """The number observed may have any rest by four when that begins."""
     choice = ModePolicy(CHOOSABLE_MODES)
-    choice.conditions.observe_opening(0.0005, 0.03, 0.01, 0.029, 0.0002)
+    choice.conditions.observe_opening(0.0005, 0.03, 0.01, StepTimes(0.029, 0.0002))
     near = replace(ROUND, draft_ms=60.0, net_ms=0.5, rtt_ms=30.5)
     for _ in range(num_streamed):
         choice.observe_stream(0.03)
@@ -157,14 +157,14 @@ def test_times_measured_beside_other_sessions_are_not_carried_to_the_next_text()
     assert alone.costs.learned().stream_overhead_s and shared.costs.learned().stream_overhead_s is None
     following = begun(replace(shared.costs.learned(), stream_overhead_s=0.01))
     assert following.costs.num_sharing == 1.0, "until it is told otherwise"
-    following.costs.observe_opening(0.05, 0.029, 0.0002, 0.0, 8)
+    following.costs.observe_opening(0.05, StepTimes(0.029, 0.0002), 8)
     assert following.estimate()[0].target_token_s == pytest.approx(0.029 + 8 * 0.0002)
 
 
 def test_until_a_stream_was_measured_it_takes_beyond_a_step_what_the_verifier_states() -> None:
     for earlier, expected_s in ((EarlierCosts(), 0.031), (EarlierCosts(stream_overhead_s=0.0005), 0.0295)):
         conditions = begun(earlier)
-        conditions.costs.observe_opening(0.05, 0.0288, 0.0002, stream_gap_s=0.002)
+        conditions.costs.observe_opening(0.05, StepTimes(0.0288, 0.0002, stream_gap_s=0.002))
         assert conditions.estimate()[0].target_token_s == pytest.approx(expected_s)
         for _ in range(10):
             conditions.observe_stream(0.04)
@@ -187,7 +187,7 @@ def test_a_short_stream_in_a_busy_moment_keeps_nobody_from_streaming_again() -> 
 def test_a_stream_does_not_wait_for_steps_as_rounds_do() -> None:
     """Rounds of eight sessions that share steps of 30 ms, and come at any moment of one."""
     conditions = Conditions()
-    conditions.observe_opening(0.01, 0.03, 0.001, 0.029, 0.0002)
+    conditions.observe_opening(0.01, 0.03, 0.001, StepTimes(0.029, 0.0002))
     for _ in range(30):
         times = {"queue_ms": 15.0, "verifier_ms": 45.0, "step_token_ms": 0.2}
         conditions.observe(replace(ROUND, batch_size=8, num_active_sessions=12, **times))
@@ -205,7 +205,7 @@ def test_on_a_shared_machine_the_link_is_work_as_far_as_it_is_no_tunnel(
     is_local: bool, rtt_s: float, work_s: float
 ) -> None:
     conditions = Conditions(is_local=is_local)
-    conditions.observe_opening(rtt_s, 0.003, 0.001, 0.002, 0.0002)
+    conditions.observe_opening(rtt_s, 0.003, 0.001, StepTimes(0.002, 0.0002))
     assert conditions.estimate()[1].work_s == work_s
 
 

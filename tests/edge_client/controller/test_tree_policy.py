@@ -13,6 +13,7 @@ from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.cost_model import expected_tokens
 from outrider.edge_client.controller.mode_policy import ModePolicy
 from outrider.edge_client.controller.pace_tables import tree_token_s
+from outrider.edge_client.controller.round_costs import StepTimes
 from outrider.edge_client.controller.settings import SETTINGS
 from outrider.edge_client.controller.tree_policy import TreePolicy, fastest_tree_s, tree_tokens
 from outrider.edge_client.core.options import ExecutionMode
@@ -123,7 +124,7 @@ def test_rows_that_seem_free_in_short_rounds_cost_what_the_verifier_states() -> 
     """By chance a line through rounds of four to eight tokens has no slope."""
     conditions = observed(rtt_ms=100, row_ms=0.0)
     assert planned(conditions) is not None
-    conditions.costs.observe_opening(0.005, step_fixed_s=0.005, step_token_s=0.003)
+    conditions.costs.observe_opening(0.005, StepTimes(0.005, 0.003))
     assert planned(conditions) is None
 
 
