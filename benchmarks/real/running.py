@@ -29,7 +29,7 @@ from outrider.experiments.sweep.observing import Errand
 from outrider.training.bank.pairs import BANK, PROMPT_LOOKUP, RUN, BankDraft, BankFolder
 
 EDGE_LOG = ROOT / "benchmarks" / "runs" / "real-edge.log"
-BUDGET_S = 60.0  # of a point's turns at least; four times as much for the first USUAL_TURNS
+BUDGET_S = 120.0  # of a point's turns at least; four times as much for the first USUAL_TURNS
 # Over loopback, for each token of a text: one text takes a tenth more or less than the same text again, and what is
 # judged are 2 to 3 % of long ones.
 NEAR_TOKEN_BUDGET_S = 1.2
