@@ -166,8 +166,8 @@ def test_turns_end_with_the_budget_which_long_texts_over_loopback_have_more_of()
     )
     assert not running.has_time(running.MAX_TURNS, 1.0, 0.1, budget_s=60.0)
     near = replace(POINT, rtt_ms=0.0, num_tokens=400)
-    assert running.budget_of(near) == 480 and running.budget_of(replace(near, num_tokens=32)) == 60
-    assert running.budget_of(replace(near, rtt_ms=1.0)) == 60
+    assert running.budget_of(near) == 480 and running.budget_of(replace(near, num_tokens=32)) == 120
+    assert running.budget_of(replace(near, rtt_ms=1.0)) == 120
 
 
 def test_a_busy_moment_decides_nothing() -> None:
