@@ -209,6 +209,20 @@ def test_a_session_beside_others_keeps_its_mode_where_another_is_a_little_faster
     assert choice.num_changes == num_changes
 
 
+@pytest.mark.parametrize(("num_active", "num_decisions"), [(1, 15), (8, 5)])
+def test_beside_others_few_decisions_follow_a_change(num_active: int, num_decisions: int) -> None:
+    choice = ModePolicy((ExecutionMode.SPECULATIVE, ExecutionMode.CLOUD_ONLY))
+    choice.conditions.observe_opening(0.004, 0.03, 0.01, StepTimes(0.029, 0.0001), num_active)
+    choice.choose(1000)
+    decisions = [choice.expected_ms]  # a new one with each
+    for _ in range(17):
+        choice.observe_stream(0.03, num_active)
+        choice.choose(1000)
+        if decisions[-1] is not choice.expected_ms:
+            decisions.append(choice.expected_ms)
+    assert len(decisions) == num_decisions
+
+
 def test_a_trip_for_a_change_is_not_spent_on_the_last_token() -> None:
     choice = ModePolicy(ALL)
     choice.conditions.observe_opening(0.1, 0.03, 0.0002)
