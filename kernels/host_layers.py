@@ -6,9 +6,11 @@ each computes.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from outrider.kernels.host.layers import add_norm_rows, gate_rows, rotate_rows
+from outrider.kernels.host.threads import run_c
 from outrider.kernels.kv_pool import KVPool
 
 
@@ -20,9 +22,9 @@ def add_norm(
     out: torch.Tensor,
 ) -> None:
     """Adds `added` to the states [rows, size], and writes their norm to `out` (`plain_layers.add_norm`)."""
-    x = states.numpy()
-    more = x if added is None else added.numpy()
-    add_norm_rows(x, more, added is not None, weight.numpy(), epsilon, out.numpy())
+    numbers = np.array((epsilon,), np.float32)
+    places = at(states), 0 if added is None else at(added), at(weight), at(out)
+    run_c(add_norm_rows, (*places, numbers.ctypes.data, *states.shape))
 
 
 def rotate(
@@ -38,11 +40,11 @@ def rotate(
     """Rotates queries and keys in place, and copies keys and values to the pool (`plain_layers.rotate`)."""
     num_kv_heads = key_pool.num_kv_heads
     is_fp8 = key_pool.scales is not None
-    pools = (qkv[:0] if is_fp8 else pool.rows.flatten(0, 1) for pool in (key_pool, value_pool))
-    rotate_rows(
-        qkv.numpy(), (cos[:0] if norms is None else norms).numpy(), epsilon, cos.numpy(), sin.numpy(),
-        slots.numpy(), num_kv_heads, *(pool.numpy() for pool in pools),
-    )  # fmt: skip
+    numbers = np.array((epsilon,), np.float32)
+    places = at(qkv), 0 if norms is None else at(norms), numbers.ctypes.data, at(cos), at(sin)
+    pools = (0, 0) if is_fp8 else (at(key_pool.rows), at(value_pool.rows))
+    sizes = *qkv.shape[:2], num_kv_heads, qkv.shape[2], key_pool.num_slots
+    run_c(rotate_rows, (*places, at(slots, torch.int64), *pools, *sizes))
     if is_fp8:
         key_pool.write(slots, qkv[:, -2 * num_kv_heads : -num_kv_heads])
         value_pool.write(slots, qkv[:, -num_kv_heads:])
@@ -50,4 +52,10 @@ def rotate(
 
 def gate(gate_up: torch.Tensor, activation: str, out: torch.Tensor) -> None:
     """Writes activation(gate) · up to `out` [rows, size] (`plain_layers.gate`)."""
-    gate_rows(gate_up.numpy(), activation == "gelu_tanh", out.numpy())
+    run_c(gate_rows, (at(gate_up), at(out), int(activation == "gelu_tanh"), *out.shape))
+
+
+def at(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> int:
+    """Returns the address of a tensor's numbers, which follow one another there."""
+    assert tensor.dtype == dtype and tensor.is_contiguous(), "a kernel is given addresses alone"
+    return tensor.data_ptr()

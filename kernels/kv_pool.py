@@ -35,6 +35,11 @@ class KVPool:
         return self.rows.shape[1]
 
     @property
+    def num_slots(self) -> int:
+        """Returns the slots of all blocks."""
+        return self.rows.shape[0] * self.rows.shape[1]
+
+    @property
     def num_kv_heads(self) -> int:
         """Returns the KV heads."""
         return self.rows.shape[2]

@@ -94,7 +94,7 @@ class LayerReader:
     def __init__(self, config: DecoderConfig, weights: Weights, *, is_packed: bool) -> None:
         """With `is_packed` products are oneDNN's over packed weights."""
         self._is_packed = is_packed
-        self._own_kernel = OwnKernel()
+        self.own_kernel = OwnKernel()
         self._config = config
         self._weights = weights
         self.kinds: dict[tuple[int, int, bool], MatrixKind] = {}  # of all matrices made so far
@@ -138,16 +138,16 @@ class LayerReader:
         """Multiplies few rows by our kernel where weights are packed, where that is as good (`products.packed`)."""
         packed = [each for each in self._products if isinstance(each, PackedLinear)]
         if packed and self._weights.num_bytes <= MAX_DUPLICATED_BYTES:
-            self._own_kernel.load(packed, self.kinds.values())
+            self.own_kernel.load(packed, self.kinds.values())
 
     @property
     def most_own_rows(self) -> int:
         """Returns for how many rows our kernel is used."""
-        return self._own_kernel.most_rows
+        return self.own_kernel.most_rows
 
     def _make(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operation:
         if self._is_packed:
-            return PackedLinear(weight, bias, self._own_kernel)
+            return PackedLinear(weight, bias, self.own_kernel)
         return PlainLinear(weight, bias, self._multiply)
 
     def norm(self, name: str, size: int) -> torch.Tensor:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -17,6 +18,9 @@ from outrider.cloud_verifier.backends.layer_kernels import host_kernels
 from outrider.cloud_verifier.backends.own import OwnDecoder, keep
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.kernels import plain_layers
+
+if TYPE_CHECKING:
+    from outrider.cloud_verifier.backends.passes.compiled import CompiledLayers
 
 
 @contextlib.contextmanager
@@ -43,10 +47,32 @@ class LeanDecoder(OwnDecoder):
         kernels = host_kernels(weights.dtype) if is_on_cpu else plain_layers
         super().__init__(config, weights, kernels, is_packed=is_packed)
         self._reader.load_own_kernel()
+        self._compiled = self._compile()
 
     @property
     def most_own_rows(self) -> int:
         return self._reader.most_own_rows
+
+    def _compile(self) -> CompiledLayers | None:
+        """Returns what runs few rows through layers; None where our kernel multiplies none."""
+        if not self.most_own_rows:
+            return None
+        from outrider.cloud_verifier.backends.passes.compiled import CompiledLayers  # needs numba
+
+        return CompiledLayers(self._config, self._layers, self._rules, self._reader.own_kernel)
+
+    def _run_layers(
+        self,
+        layers: Sequence[int],
+        x: torch.Tensor,
+        turns: tuple[torch.Tensor, torch.Tensor],
+        plan: ForwardPlan,
+    ) -> torch.Tensor | None:
+        compiled = self._compiled
+        if compiled is None or not layers or not compiled.can_run(x, plan):
+            return super()._run_layers(layers, x, turns, plan)
+        plan.rules_seen.update((layer, self._rules[layer]) for layer in layers)
+        return compiled(layers, x, turns, plan)
 
     def __call__(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, plan: ForwardPlan

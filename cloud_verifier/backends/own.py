@@ -7,7 +7,7 @@ go through the head.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import torch
 from torch.nn.functional import embedding
@@ -68,13 +68,22 @@ class OwnDecoder(Decoder):
         return capped(self._head(features), self._config.final_logit_softcapping)
 
     def _run(
-        self, layers: Iterable[int], x: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan
+        self, layers: Sequence[int], x: torch.Tensor, positions: torch.Tensor, plan: ForwardPlan
     ) -> torch.Tensor | None:
         """Runs states [num_rows, hidden_size] through some layers, in place; returns what is still to be added to them,
         None where there are no layers. Keeps the features of all layers but the last."""
-        kernels, config, epsilon = self._kernels, self._config, self._config.rms_norm_eps
         angles = positions[: plan.num_rows, None] * self._frequencies
-        turns = angles.cos(), angles.sin()
+        return self._run_layers(layers, x, (angles.cos(), angles.sin()), plan)
+
+    def _run_layers(
+        self,
+        layers: Sequence[int],
+        x: torch.Tensor,
+        turns: tuple[torch.Tensor, torch.Tensor],
+        plan: ForwardPlan,
+    ) -> torch.Tensor | None:
+        """Is `_run` with the cosines and sines [num_rows, head_dim / 2] of the rows' angles."""
+        kernels, config, epsilon = self._kernels, self._config, self._config.rms_norm_eps
         normed, gated = torch.empty_like(x), x.new_empty((len(x), config.intermediate_size))
         added: torch.Tensor | None = None
         before = -1

@@ -7,17 +7,14 @@ from typing import Any
 import numpy as np
 from numba import carray, types
 from numpy.lib.stride_tricks import as_strided
-from numpy.typing import NDArray
 
 from outrider.kernels.host.compiler import c_function, jit
 from outrider.kernels.host.exp import fill_exps, max_or_nan, sum_up
-from outrider.kernels.host.threads import CALL, Helpers, pointer, take
+from outrider.kernels.host.threads import CALL, pointer, take
 from outrider.kernels.host.tiles import PANEL, TILE, add_product, turn
 
 _QUERIES = 96  # that read the same keys or values: of each row those of all heads with the same KV head
 _CHUNK = 64  # tokens whose keys or values are read at a time
-_TENSOR = types.float32[:, :, ::1]
-_NUMBERS = types.int64[::1]
 
 
 @jit()
@@ -94,20 +91,8 @@ def _add_seen_values(
         _add_one(weights[query, high:last], values[high - start :], sums[query])
 
 
-@jit(
-    types.void(
-        types.float32[:, :, :],
-        _TENSOR,
-        _TENSOR,
-        _NUMBERS,
-        types.int64[:, ::1],
-        types.int64,
-        types.float32,
-        types.float32,
-        _TENSOR,
-    )
-)
-def attend_rows(
+@jit()
+def _attend(
     queries: Any,
     keys: Any,
     values: Any,
@@ -203,36 +188,15 @@ def attend_rows(
                         answer[d] = sums[query, d] / totals[query]
 
 
-def attend_rows_together(
-    helpers: Helpers,
-    queries: NDArray[np.float32],
-    keys: NDArray[np.float32],
-    values: NDArray[np.float32],
-    slots: NDArray[np.int64],
-    sequences: NDArray[np.int64],
-    window: int,
-    scaling: float,
-    softcap: float,
-    out: NDArray[np.float32],
-) -> None:
-    """Does what `attend_rows` does, with the help of other threads: each takes the next sequence. Of the queries a
-    head's numbers are contiguous, of all others everything."""
-    floats = np.array((scaling, softcap), np.float32)
-    arrays = queries, keys, values, slots, sequences, floats, out
-    call = np.array(
-        (
-            0,
-            *(each.ctypes.data for each in arrays),
-            *(*queries.shape, *queries.strides[:2]),
-            *(*keys.shape[:2], slots.size, len(sequences), window),
-        ),
-        np.int64,
-    )
-    helpers.run(_attend_share.address, call.ctypes.data)
-
-
 @c_function(types.void(CALL))
-def _attend_share(call: Any) -> None:
+def attend_rows(call: Any) -> None:
+    """Writes the attention of sequences, for each thread that calls it the next ones.
+
+    Given: 0, where threads count; queries [rows, heads, head_dim], of which a head's numbers are contiguous, the pools
+    of keys and of values [slots, kv_heads, head_dim], int64 the slots of all tokens and the sequences [sequences, 4]
+    (`_attend`), scaling and softcap [2], out [rows, heads, head_dim]; rows, heads, head_dim, bytes from a row of
+    queries to the next and from a head to the next; slots of a pool, KV heads, slots of all tokens, sequences, window.
+    """
     num_rows, num_heads, head_dim, row_bytes, head_bytes = call[8], call[9], call[10], call[11], call[12]
     num_slots, num_kv_heads, num_places, num_sequences, window = (
         call[13], call[14], call[15], call[16], call[17],
@@ -248,5 +212,5 @@ def _attend_share(call: Any) -> None:
     number = take(call)
     while number < num_sequences:
         mine = sequences[number : number + 1]
-        attend_rows(queries, keys, values, slots, mine, window, floats[0], floats[1], out)
+        _attend(queries, keys, values, slots, mine, window, floats[0], floats[1], out)
         number = take(call)

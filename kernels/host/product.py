@@ -9,7 +9,7 @@ from numba import carray, types
 from numpy.typing import NDArray
 
 from outrider.kernels.host.compiler import c_function, jit
-from outrider.kernels.host.threads import CALL, Helpers, pointer, take
+from outrider.kernels.host.threads import CALL, Helpers, pointer, share, take
 from outrider.kernels.host.tiles import HAS_AVX512, PANEL, TILE, add_product
 
 # Inputs that oneDNN sums by themselves: by the processor and by how many there are.
@@ -71,15 +71,16 @@ def _multiply_panel(rows: Any, panels: Any, panel: Any, span: Any, out: Any, sum
 
 
 class PanelProduct:
-    """The product with one weight [out, in]. Not thread-safe."""
+    """The product with one weight [out, in]. Not thread-safe. `function_at` and `call_at` are addresses for
+    `multiply`."""
 
     def __init__(self, weight: NDArray[np.float32], span: int) -> None:
         """Products of every `span` inputs are summed by themselves."""
         self._panels = panels = to_panels(weight)  # as long as their address is used
         is_half = panels.dtype == np.uint16
-        self._function_at = (_multiply_halves if is_half else _multiply_share).address
+        self.function_at = (_multiply_halves if is_half else _multiply_share).address
         self._call = np.array((0, 0, panels.ctypes.data, 0, 0, *weight.shape[::-1], span), np.int64)
-        self._call_at = self._call.ctypes.data
+        self.call_at = self._call.ctypes.data
 
     def multiply(self, rows_at: int, num_rows: int, out_at: int, helpers: Helpers) -> None:
         """Writes rows [n, in] times the weight to out [n, out]: float32 and contiguous, given by their addresses.
@@ -90,7 +91,7 @@ class PanelProduct:
         """
         call = self._call
         call[0], call[1], call[3], call[4] = 0, rows_at, out_at, num_rows
-        helpers.run(self._function_at, self._call_at)
+        helpers.run(self.function_at, self.call_at)
 
 
 def _shared(kind: Any) -> Any:
@@ -114,3 +115,19 @@ def _shared(kind: Any) -> Any:
 
 
 _multiply_share, _multiply_halves = _shared(np.float32), _shared(np.uint16)
+
+
+@jit()
+def multiply(
+    pool_at: Any, function_at: Any, call_at: Any, bias_at: Any, rows_at: Any, num_rows: Any, out_at: Any
+) -> None:
+    """Is `PanelProduct.multiply` for compiled functions, with a bias [out] where that is not 0 (`threads.share`)."""
+    call = carray(pointer(call_at), 8, np.int64)
+    call[0], call[1], call[3], call[4] = 0, rows_at, out_at, num_rows
+    share(pool_at, function_at, call_at)
+    if bias_at:
+        bias = carray(pointer(bias_at), call[6], np.float32)
+        out = carray(pointer(out_at), (num_rows, call[6]), np.float32)
+        for row in range(num_rows):
+            for i in range(bias.size):
+                out[row, i] += bias[i]

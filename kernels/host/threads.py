@@ -7,16 +7,19 @@ core is in use: milliseconds, where the product takes microseconds. Here a threa
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import os
 import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import carray, types
 from numba.extending import intrinsic
+from numpy.typing import NDArray
 
 from outrider.kernels.host.compiler import c_function, jit
 
@@ -26,6 +29,7 @@ CALL = types.CPointer(types.int64)  # what a function in C is given: numbers and
 _FUNCTION, _GIVEN, _IS_OPEN, _NUM_INSIDE, _NUM_CALLS, _NUM_SLEEPING, _SEMAPHORE = range(7)
 _POST, _WAIT, _YIELD = range(7, 10)  # addresses of functions of the C library
 _IS_OVER = 10  # helpers end
+_LEAD = 11  # address of the function that has helpers called
 _SIZE = 16
 _SEMAPHORE_BYTES = 64  # twice what any C library takes
 # A helper spins for so many calls of `sched_yield`, some 180 us, before it sleeps: longer than it takes from a product
@@ -45,6 +49,7 @@ class Helpers:
         self._pool_at = self._pool.ctypes.data
         self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
         self._lead, self._end = _FUNCTION_IN_C(_lead.address), _FUNCTION_IN_C(_end.address)
+        self._pool[_LEAD] = _lead.address
         self.num_helpers = num_helpers if num_helpers > 0 and self._has_semaphore() else 0
         self._threads = [
             threading.Thread(
@@ -88,14 +93,24 @@ class Helpers:
     def run(self, function_at: int, call_at: int) -> None:
         """Has a function in C (`compiler.c_function`) called by this thread and by helpers, and returns when all of
         these have left it. Both are addresses; each thread takes what is left to do from the call (`take`)."""
-        if self.num_helpers and self._lock.acquire(blocking=False):
-            try:
+        with self.lent() as pool_at:
+            if pool_at:
                 self._pool[_FUNCTION], self._pool[_GIVEN] = function_at, call_at
-                self._lead(self._pool_at)
-            finally:
-                self._lock.release()
-        else:
-            _FUNCTION_IN_C(function_at)(call_at)
+                self._lead(pool_at)
+            else:
+                _FUNCTION_IN_C(function_at)(call_at)
+
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[int]:
+        """Yields the address by which a compiled function has parts of its work shared (`share`); 0 where there are no
+        helpers, or another thread has them."""
+        if not (self.num_helpers and self._lock.acquire(blocking=False)):
+            yield 0
+            return
+        try:
+            yield self._pool_at
+        finally:
+            self._lock.release()
 
 
 @functools.cache
@@ -160,7 +175,7 @@ def _compare_exchange(_: Any, numbers: Any, index: Any, before: Any, after: Any)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
-def _call(_: Any, address: Any, argument: Any) -> Any:
+def call(_: Any, address: Any, argument: Any) -> Any:
     """Calls the function in C at an address with a number; returns what it does, where that is an int."""
 
     def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
@@ -187,7 +202,7 @@ def _wake(pool: Any) -> None:
     """Wakes two helpers, of which each wakes two: with many cores the caller would be late to its own work."""
     for _ in range(2):
         if _take_sleeper(pool):
-            _call(pool[_POST], pool[_SEMAPHORE])
+            call(pool[_POST], pool[_SEMAPHORE])
 
 
 @c_function(types.void(CALL))
@@ -196,7 +211,7 @@ def _lead(pool: Any) -> None:
     _exchange(pool, _IS_OPEN, 1)
     _add(pool, _NUM_CALLS, 1)
     _wake(pool)
-    _call(pool[_FUNCTION], pool[_GIVEN])
+    call(pool[_FUNCTION], pool[_GIVEN])
     _exchange(pool, _IS_OPEN, 0)
     while _load(pool, _NUM_INSIDE):
         pass
@@ -217,17 +232,34 @@ def _serve(pool: Any) -> None:
     while not _load(pool, _IS_OVER):
         num_yields = 0
         while _load(pool, _NUM_CALLS) == seen and num_yields < _NUM_YIELDS:
-            _call(pool[_YIELD], 0)
+            call(pool[_YIELD], 0)
             num_yields += 1
         if _load(pool, _NUM_CALLS) == seen:
             _add(pool, _NUM_SLEEPING, 1)
             if _load(pool, _NUM_CALLS) == seen or not _take_sleeper(pool):
-                while _call(pool[_WAIT], pool[_SEMAPHORE]):  # until it is posted: a signal interrupts it
+                while call(pool[_WAIT], pool[_SEMAPHORE]):  # until it is posted: a signal interrupts it
                     pass
                 _wake(pool)
             continue
         seen = _load(pool, _NUM_CALLS)
         _add(pool, _NUM_INSIDE, 1)
         if _load(pool, _IS_OPEN):  # the caller does not return as long as this one is inside
-            _call(pool[_FUNCTION], pool[_GIVEN])
+            call(pool[_FUNCTION], pool[_GIVEN])
         _add(pool, _NUM_INSIDE, -1)
+
+
+@jit()
+def share(pool_at: Any, function_at: Any, call_at: Any) -> None:
+    """Is `Helpers.run` for compiled functions: helpers take part where they are lent, and `pool_at` is not 0."""
+    if pool_at:
+        pool = carray(pointer(pool_at), (_SIZE,), np.int64)
+        pool[_FUNCTION], pool[_GIVEN] = function_at, call_at
+        call(pool[_LEAD], pool_at)
+    else:
+        call(function_at, call_at)
+
+
+def run_c(function: Any, numbers: Sequence[int] | NDArray[np.int64]) -> None:
+    """Calls a function in C (`compiler.c_function`) with these numbers and addresses."""
+    given = np.asarray(numbers, np.int64)
+    _FUNCTION_IN_C(function.address)(given.ctypes.data)

@@ -7,6 +7,7 @@ of eight rows takes less than padded calls of the library; prefill of a long con
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,14 +16,48 @@ from numpy.typing import NDArray
 from outrider.cloud_verifier.backends.attention.packing import PackedSequence
 from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, AttentionRule, PagedAttention
 from outrider.cloud_verifier.backends.attention.tiled import TreeRun, split_tree
-from outrider.kernels.host.attention import attend_rows, attend_rows_together
-from outrider.kernels.host.threads import helpers
+from outrider.kernels.host.attention import attend_rows
+from outrider.kernels.host.threads import Helpers, helpers
+from outrider.kernels.host_layers import at
 from outrider.kernels.kv_pool import KVPool
 
 Part = tuple[int, int, int, int]  # first row, rows, tokens, first slot: see `attend_rows`
 
 MIN_SHARED_SCORES = 1 << 9  # of each head that are shared among threads: some 8 us of six heads
 PIECE_ROWS = 32  # of a sequence that are one thread's
+
+
+@dataclass(frozen=True, slots=True)
+class HostAttention(PagedAttention):
+    """Implements `PagedAttention`. The arrays are `attend_rows`'s."""
+
+    parts: NDArray[np.int64]  # [n, 4]
+    slots: NDArray[np.int64]
+    helpers: Helpers
+
+    def __call__(
+        self, query: torch.Tensor, key_pool: KVPool, value_pool: KVPool, rule: AttentionRule
+    ) -> torch.Tensor:
+        queries = query.transpose(0, 1)
+        out = queries.new_empty(queries.shape)
+        assert queries.stride(2) == 1 and queries.dtype == torch.float32, (
+            "the kernel is given addresses alone"
+        )
+        numbers = rule_numbers(rule, queries.shape[2])
+        arrays = self.slots, self.parts, numbers
+        places = queries.data_ptr(), at(key_pool.rows), at(value_pool.rows), *(a.ctypes.data for a in arrays)
+        strides = (4 * stride for stride in queries.stride()[:2])
+        pool_sizes = key_pool.num_slots, key_pool.num_kv_heads
+        sizes = *queries.shape, *strides, *pool_sizes, self.slots.size, len(self.parts), rule.window or 0
+        call = np.array((0, *places, at(out), *sizes), np.int64)
+        self.helpers.run(attend_rows.address, call.ctypes.data)
+        return out
+
+
+def rule_numbers(rule: AttentionRule, head_dim: int) -> NDArray[np.float32]:
+    """Returns the scaling and the softcap that `attend_rows` is given, 0 for none."""
+    scaling = head_dim**-0.5 if rule.scaling is None else rule.scaling
+    return np.array((scaling, rule.softcap or 0.0), np.float32)
 
 
 class HostPlanner(AttentionPlanner):
@@ -32,7 +67,7 @@ class HostPlanner(AttentionPlanner):
         self._offsets = np.arange(block_size)
         self._helpers = helpers(num_threads)
 
-    def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
+    def plan(self, sequences: Sequence[PackedSequence]) -> HostAttention:
         parts, slots, num_slots = list[Part](), list[NDArray[np.int64]](), 0
         block_size = len(self._offsets)
         for each in (part for sequence in sequences for part in split_tree(sequence, block_size)):
@@ -44,24 +79,10 @@ class HostPlanner(AttentionPlanner):
             parts = sorted(
                 (piece for part in parts for piece in _pieces(part)), key=_num_scores, reverse=True
             )
-        all_parts, all_slots = np.array(parts), np.concatenate(slots)
-
-        def attend(
-            query: torch.Tensor, key_pool: KVPool, value_pool: KVPool, rule: AttentionRule
-        ) -> torch.Tensor:
-            queries = query.transpose(0, 1).numpy()
-            keys, values = (pool.rows.flatten(0, 1).numpy() for pool in (key_pool, value_pool))
-            scaling = queries.shape[2] ** -0.5 if rule.scaling is None else rule.scaling
-            out = np.empty(queries.shape, np.float32)
-            numbers = rule.window or 0, scaling, rule.softcap or 0.0
-            if self._helpers.num_helpers and len(all_parts) > 1 and num_scores >= MIN_SHARED_SCORES:
-                arrays = queries, keys, values, all_slots, all_parts
-                attend_rows_together(self._helpers, *arrays, *numbers, out)
-            else:
-                attend_rows(queries, keys, values, all_slots, all_parts, *numbers, out)
-            return torch.from_numpy(out)
-
-        return attend
+        is_shared = len(parts) > 1 and num_scores >= MIN_SHARED_SCORES
+        return HostAttention(
+            np.array(parts), np.concatenate(slots), self._helpers if is_shared else helpers(1)
+        )
 
     def _slots(self, sequence: PackedSequence) -> NDArray[np.int64]:
         """Returns the slot of each of a sequence's tokens."""

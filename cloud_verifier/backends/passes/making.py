@@ -144,4 +144,4 @@ def indices(source: PassSource, values: Sequence[int]) -> torch.Tensor:
 
 def to_device(source: PassSource, values: Any) -> torch.Tensor:
     """Returns int64 on the device, at once."""
-    return torch.tensor(values, dtype=torch.int64, device=source.memory.device)
+    return torch.from_numpy(np.array(values, np.int64)).to(source.memory.device)

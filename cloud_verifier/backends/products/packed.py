@@ -112,6 +112,16 @@ class PackedLinear:
             span = self._own.spans[self.num_inputs, self.num_outputs]
             self._product = self._own.make(self._packed.to_dense().numpy(), span)
 
+    @property
+    def addresses(self) -> tuple[int, int, int]:
+        """Returns those of our kernel's function, of what it is given, and of the bias (0: none), for
+        `host.product.multiply`."""
+        if self._product is None:
+            self.settle(is_doubled=True)
+        assert self._product is not None
+        bias_at = 0 if self._bias is None else self._bias.data_ptr()
+        return self._product.function_at, self._product.call_at, bias_at
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         is_few = 0 < x.shape[0] <= self._own.most_rows
         return self.by_own_kernel(x) if is_few else self.by_library(x)

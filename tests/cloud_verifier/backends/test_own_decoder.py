@@ -22,6 +22,7 @@ from outrider.cloud_verifier.backends.cuda.decoder import CudaDecoder
 from outrider.cloud_verifier.backends.layer_kernels import device_kernels, host_kernels
 from outrider.cloud_verifier.backends.lean import LeanDecoder
 from outrider.cloud_verifier.backends.loading import load_target
+from outrider.cloud_verifier.backends.products import packed
 from outrider.cloud_verifier.backends.through_transformers import TransformersDecoder
 from outrider.cloud_verifier.server.cli import describe_target
 from outrider.common.errors import ModelError
@@ -292,3 +293,47 @@ def test_a_machine_without_numba_computes_the_same(
     assert host_kernels(torch.float32) is plain_layers
     found = logits_of(model, "lean")
     np.testing.assert_allclose(found, expected, atol=1e-5 * abs(expected).max())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_few_rows_have_the_same_bits_in_one_call_of_compiled_code(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two texts side by side, one alone, and a tree; features of some layers; with a helper."""
+    monkeypatch.setattr(packed, "_share", lambda *_: 0.5)  # our kernel is fast
+    monkeypatch.setattr(packed, "MIN_SHARED_ROWS", 4)
+    monkeypatch.setattr("outrider.cloud_verifier.backends.attention.host.MIN_SHARED_SCORES", 8)
+    model, before = model_of(tmp_path / "model", case), torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        backend = load_target(model, kv_tokens=256)
+    finally:
+        torch.set_num_threads(before)
+    decoder: Any = backend.decoder
+    if decoder.most_own_rows == 0:
+        pytest.skip("the library's products of this machine are summed in another order")
+    backend.feature_layers = (0, 1, backend.facts.num_layers - 1, backend.facts.num_layers)
+    compiled, num_calls = decoder._compiled, 0
+
+    def counted(*given: Any) -> torch.Tensor:
+        nonlocal num_calls
+        num_calls += 1
+        return compiled(*given)  # type: ignore[no-any-return]
+
+    counted.can_run = compiled.can_run  # type: ignore[attr-defined]
+    found = []
+    for decoder._compiled in (counted, None):
+        backend.clear_kv()
+        first, second = backend.new_sequence(), backend.new_sequence()
+        steps = [[ForwardItem(first, TEXT[:9], 9), ForwardItem(second, TEXT[5:8], 1)]]
+        steps += [[ForwardItem(first, TEXT[9:10], 1)], [ForwardItem(second, TEXT[:5], 5, (-1, 0, 0, 1, 2))]]
+        for items in steps:
+            found += [torch.from_numpy(backend.forward(items).copy()), *backend.features.values()]
+            assert [*backend.rules_seen] == [*range(backend.facts.num_layers)]
+        backend.close(first)
+        backend.close(second)
+        found += [each.clone() for each in backend.memory.tensors]
+    half = len(found) // 2
+    assert num_calls == len(steps) and half == 3 * 5 + 2
+    for one, other in zip(found[:half], found[half:], strict=True):
+        assert torch.equal(one, other)

@@ -241,7 +241,7 @@ def test_one_thread_computes_the_rows_of_our_kernel_and_all_of_them_more(
     try:
         backend = load_target(target_of("qwen2"), kv_tokens=2048)
         decoder: Any = backend.decoder
-        decoder._reader._own_kernel.most_rows = 8
+        decoder._reader.own_kernel.most_rows = 8
         head, found = decoder._head, list[int]()
 
         def counted(x: torch.Tensor) -> torch.Tensor:
