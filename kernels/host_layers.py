@@ -6,7 +6,8 @@ each computes.
 
 from __future__ import annotations
 
-import numpy as np
+import functools
+
 import torch
 
 from outrider.kernels.host.layers import add_norm_rows, gate_rows, rotate_rows
@@ -22,9 +23,8 @@ def add_norm(
     out: torch.Tensor,
 ) -> None:
     """Adds `added` to the states [rows, size], and writes their norm to `out` (`plain_layers.add_norm`)."""
-    numbers = np.array((epsilon,), np.float32)
     places = at(states), 0 if added is None else at(added), at(weight), at(out)
-    run_c(add_norm_rows, (*places, numbers.ctypes.data, *states.shape))
+    run_c(add_norm_rows, *places, _float_at(epsilon), *states.shape)
 
 
 def rotate(
@@ -40,11 +40,10 @@ def rotate(
     """Rotates queries and keys in place, and copies keys and values to the pool (`plain_layers.rotate`)."""
     num_kv_heads = key_pool.num_kv_heads
     is_fp8 = key_pool.scales is not None
-    numbers = np.array((epsilon,), np.float32)
-    places = at(qkv), 0 if norms is None else at(norms), numbers.ctypes.data, at(cos), at(sin)
+    places = at(qkv), 0 if norms is None else at(norms), _float_at(epsilon), at(cos), at(sin)
     pools = (0, 0) if is_fp8 else (at(key_pool.rows), at(value_pool.rows))
     sizes = *qkv.shape[:2], num_kv_heads, qkv.shape[2], key_pool.num_slots
-    run_c(rotate_rows, (*places, at(slots, torch.int64), *pools, *sizes))
+    run_c(rotate_rows, *places, at(slots, torch.int64), *pools, *sizes)
     if is_fp8:
         key_pool.write(slots, qkv[:, -2 * num_kv_heads : -num_kv_heads])
         value_pool.write(slots, qkv[:, -num_kv_heads:])
@@ -52,10 +51,20 @@ def rotate(
 
 def gate(gate_up: torch.Tensor, activation: str, out: torch.Tensor) -> None:
     """Writes activation(gate) · up to `out` [rows, size] (`plain_layers.gate`)."""
-    run_c(gate_rows, (at(gate_up), at(out), int(activation == "gelu_tanh"), *out.shape))
+    run_c(gate_rows, at(gate_up), at(out), int(activation == "gelu_tanh"), *out.shape)
 
 
 def at(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> int:
     """Returns the address of a tensor's numbers, which follow one another there."""
     assert tensor.dtype == dtype and tensor.is_contiguous(), "a kernel is given addresses alone"
     return tensor.data_ptr()
+
+
+@functools.cache
+def _kept(number: float) -> torch.Tensor:
+    return torch.tensor([number])
+
+
+def _float_at(number: float) -> int:
+    """Returns where a number lies as float32."""
+    return _kept(number).data_ptr()

@@ -12,14 +12,13 @@ import ctypes
 import functools
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
 from numba import carray, types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
 
 from outrider.kernels.host.compiler import c_function, jit
 
@@ -98,7 +97,7 @@ class Helpers:
                 self._pool[_FUNCTION], self._pool[_GIVEN] = function_at, call_at
                 self._lead(pool_at)
             else:
-                _FUNCTION_IN_C(function_at)(call_at)
+                _in_c(function_at)(call_at)
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[int]:
@@ -259,7 +258,16 @@ def share(pool_at: Any, function_at: Any, call_at: Any) -> None:
         call(function_at, call_at)
 
 
-def run_c(function: Any, numbers: Sequence[int] | NDArray[np.int64]) -> None:
+def run_c(function: Any, *numbers: int) -> None:
     """Calls a function in C (`compiler.c_function`) with these numbers and addresses."""
-    given = np.asarray(numbers, np.int64)
-    _FUNCTION_IN_C(function.address)(given.ctypes.data)
+    call_c(function, (ctypes.c_int64 * len(numbers))(*numbers))
+
+
+def call_c(function: Any, given: Any) -> None:
+    """Calls a function in C with what lies at an address."""
+    _in_c(function.address)(given)
+
+
+@functools.cache
+def _in_c(function_at: int) -> Any:
+    return _FUNCTION_IN_C(function_at)

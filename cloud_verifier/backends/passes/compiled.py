@@ -17,7 +17,7 @@ from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
 from outrider.cloud_verifier.backends.layers import Layer
 from outrider.cloud_verifier.backends.products.packed import OwnKernel, PackedLinear
 from outrider.kernels.host import stack
-from outrider.kernels.host.threads import run_c
+from outrider.kernels.host.threads import call_c
 from outrider.kernels.host_layers import at
 
 
@@ -52,6 +52,8 @@ class CompiledLayers:
         run[stack.IS_GELU] = config.activation == "gelu_tanh"
         run[stack.EPSILON], run[stack.LAYERS] = self._epsilon.ctypes.data, self._table.ctypes.data
         run[[stack.ADD_NORM, stack.ROTATE, stack.ATTEND, stack.GATE]] = stack.FUNCTIONS
+        self._run_at = run.ctypes.data
+        self._orders: dict[tuple[int, ...], NDArray[np.int64]] = {}  # of layers that were run
         self._room = torch.empty(0)
 
     def can_run(self, x: torch.Tensor, plan: ForwardPlan) -> bool:
@@ -73,11 +75,11 @@ class CompiledLayers:
         What it returns lasts until the next call."""
         attention, run = plan.attention, self._run
         assert isinstance(attention, HostAttention), "see `can_run`"
+        self._use_layers(tuple(layers))
         self._use_pools(plan)
         added = self._use_room(len(x))
         self._keep_states(layers, x, plan)
-        order = np.array(layers)
-        run[stack.ORDER], run[stack.NUM_LAYERS], run[stack.STATES] = order.ctypes.data, len(order), at(x)
+        run[stack.NUM_LAYERS], run[stack.STATES] = len(layers), at(x)
         run[stack.COS], run[stack.SIN], run[stack.WRITTEN] = *map(at, turns), at(plan.write, torch.int64)
         run[stack.PARTS], run[stack.NUM_PARTS] = attention.parts.ctypes.data, len(attention.parts)
         run[stack.PLACES], run[stack.NUM_PLACES] = attention.slots.ctypes.data, attention.slots.size
@@ -85,8 +87,12 @@ class CompiledLayers:
         with (multiplying if multiplying.num_helpers else attending).lent() as pool_at:
             run[stack.PRODUCT_POOL] = pool_at if multiplying.num_helpers else 0
             run[stack.ATTENTION_POOL] = pool_at if attending.num_helpers else 0
-            run_c(stack.run_layers, run)
+            call_c(stack.run_layers, self._run_at)
         return added
+
+    def _use_layers(self, layers: tuple[int, ...]) -> None:
+        order = self._orders.setdefault(layers, np.array(layers))
+        self._run[stack.ORDER] = order.ctypes.data
 
     def _use_pools(self, plan: ForwardPlan) -> None:
         table, pools = self._table, (plan.key_pools, plan.value_pools)
