@@ -249,7 +249,7 @@ class PagedBackend(TargetBackend):
             table = _table(item.sequence)
             num_blocks = len(table.block_ids)
             self._changes.copy(self.blocks.append(table, len(item.token_ids)))
-            if len(table.block_ids) == num_blocks or self.has_paged_kernel:
+            if len(table.block_ids) == num_blocks or not self.planner.reads_unwritten:
                 continue
             new = table.block_ids[num_blocks:]
             if is_split:  # an earlier pass attends over blocks that a later one fills
@@ -257,7 +257,7 @@ class PagedBackend(TargetBackend):
             elif table.length % self.blocks.block_size:
                 partly_new.append(new[-1])
         # Attention masks the slots that a sequence has not written to, but multiplies them by zero: NaN that the
-        # block's last holder left there would pass. Our kernel does not read them.
+        # block's last holder left there would pass. Our kernels do not read them.
         self._changes.clear(partly_new)
         return lengths
 

@@ -37,10 +37,8 @@ def add_norm_rows(call: Any) -> None:
     """
     shape = call[5], call[6]
     states, out = carray(pointer(call[0]), shape, np.float32), carray(pointer(call[3]), shape, np.float32)
-    weight, epsilon = (
-        carray(pointer(call[2]), call[6], np.float32),
-        carray(pointer(call[4]), 1, np.float32)[0],
-    )
+    weight = carray(pointer(call[2]), call[6], np.float32)
+    epsilon = carray(pointer(call[4]), 1, np.float32)[0]
     for row in range(states.shape[0]):
         x, mine = states[row], out[row]
         if call[1]:

@@ -25,7 +25,7 @@ LAYERS, ORDER, NUM_LAYERS = range(7, 10)  # int64 [all layers, NUM_FIELDS]; whic
 NUM_ROWS, STATES, ADDED, NORMED, QKV, ATTENDED, GATE_UP, GATED = range(10, 18)
 COS, SIN, WRITTEN = range(18, 21)  # the last are the slots of the rows, int64
 PARTS, NUM_PARTS, PLACES, NUM_PLACES, NUM_SLOTS = range(21, 26)  # of `attend_rows`
-PRODUCT_POOL, ATTENTION_POOL = range(26, 28)  # of `threads.share`
+POOL, SHARES_ATTENTION = range(26, 28)  # of `threads.share`; whether attention is shared, too
 ADD_NORM, ROTATE, ATTEND, GATE = range(28, 32)  # addresses of functions
 SIZE = 32
 # Of a layer: weights of norms, 0 where it has none of the kind; of each product its function, its call and its bias;
@@ -39,9 +39,9 @@ FUNCTIONS = tuple(each.address for each in (add_norm_rows, rotate_rows, attend_r
 
 
 @jit()
-def _multiply(run: Any, pool_at: Any, layer: Any, product: Any, rows_at: Any, out_at: Any) -> None:
+def _multiply(run: Any, layer: Any, product: Any, rows_at: Any, out_at: Any) -> None:
     function_at, call_at, bias_at = layer[product], layer[product + 1], layer[product + 2]
-    multiply(pool_at, function_at, call_at, bias_at, rows_at, run[NUM_ROWS], out_at)
+    multiply(run[POOL], function_at, call_at, bias_at, rows_at, run[NUM_ROWS], out_at)
 
 
 @jit()
@@ -72,7 +72,7 @@ def _attend(run: Any, given: Any, layer: Any) -> None:
     given[12] = head_dim * float_bytes
     given[13], given[14], given[15] = run[NUM_SLOTS], run[KV_HEADS], run[NUM_PLACES]
     given[16], given[17] = run[NUM_PARTS], layer[WINDOW]
-    share(run[ATTENTION_POOL], run[ATTEND], given.ctypes.data)
+    share(run[POOL] if run[SHARES_ATTENTION] else 0, run[ATTEND], given.ctypes.data)
 
 
 @jit()
@@ -99,17 +99,17 @@ def run_layers(run: Any) -> None:
         _add_norm(run, given, run[STATES], added_at, layer[INPUT_NORM], run[NORMED])
         if kept_at:
             _keep(run, kept_at)
-        _multiply(run, run[PRODUCT_POOL], layer, QKV_PRODUCT, run[NORMED], run[QKV])
+        _multiply(run, layer, QKV_PRODUCT, run[NORMED], run[QKV])
         _rotate(run, given, layer)
         _attend(run, given, layer)
         added_at = run[ADDED]
-        _multiply(run, run[PRODUCT_POOL], layer, OUTPUT_PRODUCT, run[ATTENDED], added_at)
+        _multiply(run, layer, OUTPUT_PRODUCT, run[ATTENDED], added_at)
         if layer[ATTENTION_NORM]:
             _add_norm(run, given, added_at, 0, layer[ATTENTION_NORM], added_at)
         _add_norm(run, given, run[STATES], added_at, layer[MLP_NORM], run[NORMED])
-        _multiply(run, run[PRODUCT_POOL], layer, GATE_UP_PRODUCT, run[NORMED], run[GATE_UP])
+        _multiply(run, layer, GATE_UP_PRODUCT, run[NORMED], run[GATE_UP])
         _gate(run, given)
-        _multiply(run, run[PRODUCT_POOL], layer, DOWN_PRODUCT, run[GATED], added_at)
+        _multiply(run, layer, DOWN_PRODUCT, run[GATED], added_at)
         if layer[DOWN_NORM]:
             _add_norm(run, given, added_at, 0, layer[DOWN_NORM], added_at)
         kept_at = layer[KEPT]

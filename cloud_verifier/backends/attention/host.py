@@ -17,7 +17,7 @@ from outrider.cloud_verifier.backends.attention.packing import PackedSequence
 from outrider.cloud_verifier.backends.attention.plan import AttentionPlanner, AttentionRule, PagedAttention
 from outrider.cloud_verifier.backends.attention.tiled import TreeRun, split_tree
 from outrider.kernels.host.attention import attend_rows
-from outrider.kernels.host.threads import Helpers, helpers
+from outrider.kernels.host.threads import Helpers, call_c, helpers
 from outrider.kernels.host_layers import at
 from outrider.kernels.kv_pool import KVPool
 
@@ -34,23 +34,24 @@ class HostAttention(PagedAttention):
     parts: NDArray[np.int64]  # [n, 4]
     slots: NDArray[np.int64]
     helpers: Helpers
+    is_shared: bool  # with them
 
     def __call__(
         self, query: torch.Tensor, key_pool: KVPool, value_pool: KVPool, rule: AttentionRule
     ) -> torch.Tensor:
         queries = query.transpose(0, 1)
         out = queries.new_empty(queries.shape)
-        assert queries.stride(2) == 1 and queries.dtype == torch.float32, (
-            "the kernel is given addresses alone"
-        )
-        numbers = rule_numbers(rule, queries.shape[2])
-        arrays = self.slots, self.parts, numbers
-        places = queries.data_ptr(), at(key_pool.rows), at(value_pool.rows), *(a.ctypes.data for a in arrays)
-        strides = (4 * stride for stride in queries.stride()[:2])
-        pool_sizes = key_pool.num_slots, key_pool.num_kv_heads
-        sizes = *queries.shape, *strides, *pool_sizes, self.slots.size, len(self.parts), rule.window or 0
-        call = np.array((0, *places, at(out), *sizes), np.int64)
-        self.helpers.run(attend_rows.address, call.ctypes.data)
+        assert queries.stride(2) == 1 and queries.dtype == torch.float32, "a kernel is given addresses alone"
+        pools, numbers = (at(key_pool.rows), at(value_pool.rows)), rule_numbers(rule, queries.shape[2])
+        arrays = (each.ctypes.data for each in (self.slots, self.parts, numbers))
+        strides = (queries.element_size() * stride for stride in queries.stride()[:2])
+        sizes = key_pool.num_slots, key_pool.num_kv_heads, self.slots.size, len(self.parts), rule.window or 0
+        places = 0, queries.data_ptr(), *pools, *arrays, at(out)
+        call = np.array((*places, *queries.shape, *strides, *sizes), np.int64)
+        if self.is_shared:
+            self.helpers.run(attend_rows.address, call.ctypes.data)
+        else:
+            call_c(attend_rows, call.ctypes.data)
         return out
 
 
@@ -62,6 +63,8 @@ def rule_numbers(rule: AttentionRule, head_dim: int) -> NDArray[np.float32]:
 
 class HostPlanner(AttentionPlanner):
     """Implements `AttentionPlanner` with so many threads. Not thread-safe: one plan is used at a time."""
+
+    reads_unwritten = False
 
     def __init__(self, block_size: int, num_threads: int) -> None:
         self._offsets = np.arange(block_size)
@@ -80,9 +83,7 @@ class HostPlanner(AttentionPlanner):
                 (piece for part in parts for piece in _pieces(part)), key=_num_scores, reverse=True
             )
         is_shared = len(parts) > 1 and num_scores >= MIN_SHARED_SCORES
-        return HostAttention(
-            np.array(parts), np.concatenate(slots), self._helpers if is_shared else helpers(1)
-        )
+        return HostAttention(np.array(parts), np.concatenate(slots), self._helpers, is_shared)
 
     def _slots(self, sequence: PackedSequence) -> NDArray[np.int64]:
         """Returns the slot of each of a sequence's tokens."""

@@ -103,6 +103,8 @@ class KernelAttention(FixedAttention):
 class PagedPlanner(AttentionPlanner):
     """Implements `AttentionPlanner`: a row's bits depend on no other row, and on no length but its own."""
 
+    reads_unwritten = False
+
     def __init__(
         self,
         block_size: int,

@@ -95,6 +95,9 @@ class FixedAttention(PagedAttention, Protocol):
 class AttentionPlanner(Protocol):
     """Prepares attention over the pool in one way."""
 
+    # Whether it reads slots that no token of the sequence was written to, and multiplies them by zero.
+    reads_unwritten: bool = True
+
     def plan(self, sequences: Sequence[PackedSequence]) -> PagedAttention:
         """Returns the attention of a forward, with everything prepared that its layers share."""
 

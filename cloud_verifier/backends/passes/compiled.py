@@ -83,16 +83,15 @@ class CompiledLayers:
         run[stack.COS], run[stack.SIN], run[stack.WRITTEN] = *map(at, turns), at(plan.write, torch.int64)
         run[stack.PARTS], run[stack.NUM_PARTS] = attention.parts.ctypes.data, len(attention.parts)
         run[stack.PLACES], run[stack.NUM_PLACES] = attention.slots.ctypes.data, attention.slots.size
-        multiplying, attending = self._own.helpers(len(x)), attention.helpers
-        with (multiplying if multiplying.num_helpers else attending).lent() as pool_at:
-            run[stack.PRODUCT_POOL] = pool_at if multiplying.num_helpers else 0
-            run[stack.ATTENTION_POOL] = pool_at if attending.num_helpers else 0
+        with self._own.helpers.lent() as pool_at:
+            run[stack.POOL], run[stack.SHARES_ATTENTION] = pool_at, attention.is_shared
             call_c(stack.run_layers, self._run_at)
         return added
 
     def _use_layers(self, layers: tuple[int, ...]) -> None:
-        order = self._orders.setdefault(layers, np.array(layers))
-        self._run[stack.ORDER] = order.ctypes.data
+        if layers not in self._orders:
+            self._orders[layers] = np.array(layers)
+        self._run[stack.ORDER] = self._orders[layers].ctypes.data
 
     def _use_pools(self, plan: ForwardPlan) -> None:
         table, pools = self._table, (plan.key_pools, plan.value_pools)

@@ -31,10 +31,9 @@ logger = logging.getLogger(__name__)
 TIMED_ROWS = (1, 8, 16, 24, 40, 64, 96, 128)  # for which our kernel's time is compared with the library's
 MANY_ROWS = 64  # for which its bits are compared
 MIN_TURNS, MAX_TURNS = 2, 6  # of a comparison of times
-# Both were chosen with the embedded target on Zen 5 (docs/benchmarks.md). Ours may take so much of the library's time,
-# as on cores that others use it takes less; and helpers take part from so many rows on, as with fewer they save little.
+# Ours may take so much of the library's time, as on cores that others use it takes less. Chosen with the embedded
+# target on Zen 5 (docs/benchmarks.md).
 MAX_SHARE = 1.3
-MIN_SHARED_ROWS = 8
 SPIN_S = 0.005  # for longer the library's threads do not spin, on cores that helpers need
 PACK_ROWS = 8  # oneDNN's hint: of 1, 4, 8 and 16 the best over 1 to 64 rows
 
@@ -49,8 +48,7 @@ class OwnKernel:
     def __init__(self) -> None:
         self.most_rows = 0
         self.make: MakeProduct | None = None
-        self._all: Helpers | None = None
-        self._alone: Helpers | None = None
+        self._helpers: Helpers | None = None
         self.spans: dict[tuple[int, int], int] = {}  # by inputs and outputs of a matrix
 
     def load(self, products: Sequence[PackedLinear], kinds: Iterable[MatrixKind]) -> None:
@@ -61,18 +59,18 @@ class OwnKernel:
         except Exception as error:  # no numba, one that does not fit numpy, a machine it cannot compile for
             logger.debug("rows are multiplied by the library alone: %s", error)
             return
-        self.make, self._all, self._alone = PanelProduct, helpers(torch.get_num_threads()), helpers(1)
+        self.make, self._helpers = PanelProduct, helpers(torch.get_num_threads())
         if all(self._find_span(kind, SPANS) for kind in kinds):
             self.most_rows = _most_fast_rows(products)
         for product in products:
             product.settle(is_doubled=self.most_rows > 0)
         logger.debug("up to %d rows are multiplied by our kernel", self.most_rows)
 
-    def helpers(self, num_rows: int) -> Helpers:
-        """Returns who takes part in the product of so many rows."""
-        found = self._all if num_rows >= MIN_SHARED_ROWS else self._alone
-        assert found is not None
-        return found
+    @property
+    def helpers(self) -> Helpers:
+        """Returns who takes part in a product, once `load` has found our kernel."""
+        assert self._helpers is not None
+        return self._helpers
 
     def _find_span(self, kind: MatrixKind, spans: Sequence[int]) -> bool:
         """Returns whether rows have the bits that the library gives to many, and notes the span with which they do."""
@@ -136,7 +134,7 @@ class PackedLinear:
         assert self._product is not None and x.dtype == torch.float32, "the kernel is given addresses alone"
         num_rows, x = x.shape[0], x.contiguous()
         out = x.new_empty((num_rows, self.num_outputs))
-        self._product.multiply(x.data_ptr(), num_rows, out.data_ptr(), self._own.helpers(num_rows))
+        self._product.multiply(x.data_ptr(), num_rows, out.data_ptr(), self._own.helpers)
         return out if self._bias is None else out.add_(self._bias)
 
 

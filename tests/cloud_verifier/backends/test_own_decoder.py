@@ -301,7 +301,6 @@ def test_few_rows_have_the_same_bits_in_one_call_of_compiled_code(
 ) -> None:
     """Two texts side by side, one alone, and a tree; features of some layers; with a helper."""
     monkeypatch.setattr(packed, "_share", lambda *_: 0.5)  # our kernel is fast
-    monkeypatch.setattr(packed, "MIN_SHARED_ROWS", 4)
     monkeypatch.setattr("outrider.cloud_verifier.backends.attention.host.MIN_SHARED_SCORES", 8)
     model, before = model_of(tmp_path / "model", case), torch.get_num_threads()
     torch.set_num_threads(2)
