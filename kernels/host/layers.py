@@ -105,3 +105,25 @@ def gate_rows(call: Any) -> None:
         else:
             for i in range(size):
                 mine[i] = gates[i] / (np.float32(1) + exp(-gates[i])) * ups[i]
+
+
+@c_function(types.void(CALL))
+def add_bias_rows(call: Any) -> None:
+    """Adds a bias to rows. Given: rows [rows, size], bias [size]; rows, size."""
+    out = carray(pointer(call[0]), (call[2], call[3]), np.float32)
+    bias = carray(pointer(call[1]), call[3], np.float32)
+    for row in range(out.shape[0]):
+        mine = out[row]
+        for i in range(mine.size):
+            mine[i] += bias[i]
+
+
+@c_function(types.void(CALL))
+def copy_rows(call: Any) -> None:
+    """Copies numbers. Given: numbers, where to; how many."""
+    source, target = (
+        carray(pointer(call[0]), call[2], np.float32),
+        carray(pointer(call[1]), call[2], np.float32),
+    )
+    for i in range(source.size):
+        target[i] = source[i]

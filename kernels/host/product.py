@@ -118,16 +118,8 @@ _multiply_share, _multiply_halves = _shared(np.float32), _shared(np.uint16)
 
 
 @jit()
-def multiply(
-    pool_at: Any, function_at: Any, call_at: Any, bias_at: Any, rows_at: Any, num_rows: Any, out_at: Any
-) -> None:
-    """Is `PanelProduct.multiply` for compiled functions, with a bias [out] where that is not 0 (`threads.share`)."""
+def multiply(pool_at: Any, function_at: Any, call_at: Any, rows_at: Any, num_rows: Any, out_at: Any) -> None:
+    """Is `PanelProduct.multiply` for compiled functions (`threads.share`)."""
     call = carray(pointer(call_at), 8, np.int64)
     call[0], call[1], call[3], call[4] = 0, rows_at, out_at, num_rows
     share(pool_at, function_at, call_at)
-    if bias_at:
-        bias = carray(pointer(bias_at), call[6], np.float32)
-        out = carray(pointer(out_at), (num_rows, call[6]), np.float32)
-        for row in range(num_rows):
-            for i in range(bias.size):
-                out[row, i] += bias[i]

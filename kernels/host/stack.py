@@ -13,7 +13,7 @@ from numba import carray, types
 
 from outrider.kernels.host.attention import attend_rows
 from outrider.kernels.host.compiler import c_function, jit
-from outrider.kernels.host.layers import add_norm_rows, gate_rows, rotate_rows
+from outrider.kernels.host.layers import add_bias_rows, add_norm_rows, copy_rows, gate_rows, rotate_rows
 from outrider.kernels.host.product import multiply
 from outrider.kernels.host.threads import CALL, call, pointer, share
 
@@ -26,22 +26,26 @@ NUM_ROWS, STATES, ADDED, NORMED, QKV, ATTENDED, GATE_UP, GATED = range(10, 18)
 COS, SIN, WRITTEN = range(18, 21)  # the last are the slots of the rows, int64
 PARTS, NUM_PARTS, PLACES, NUM_PLACES, NUM_SLOTS = range(21, 26)  # of `attend_rows`
 POOL, SHARES_ATTENTION = range(26, 28)  # of `threads.share`; whether attention is shared, too
-ADD_NORM, ROTATE, ATTEND, GATE = range(28, 32)  # addresses of functions
-SIZE = 32
-# Of a layer: weights of norms, 0 where it has none of the kind; of each product its function, its call and its bias;
-# the pools of keys and values; the rule of its attention; and where its states are kept, 0 where they are not.
+ADD_NORM, ROTATE, ATTEND, GATE, ADD_BIAS, COPY = range(28, 34)  # addresses of functions
+SIZE = 34
+# Of a layer: weights of norms, 0 where it has none of the kind; of each product its function, its call, its bias and
+# its outputs; the pools of keys and values; the rule of its attention; and where its states are kept, 0 for nowhere.
 INPUT_NORM, HEAD_NORMS, ATTENTION_NORM, MLP_NORM, DOWN_NORM = range(5)
-QKV_PRODUCT, OUTPUT_PRODUCT, GATE_UP_PRODUCT, DOWN_PRODUCT = range(5, 17, 3)
-KEYS, VALUES, WINDOW, RULE, KEPT = range(17, 22)
-NUM_FIELDS = 22
+QKV_PRODUCT, OUTPUT_PRODUCT, GATE_UP_PRODUCT, DOWN_PRODUCT = range(5, 21, 4)
+KEYS, VALUES, WINDOW, RULE, KEPT = range(21, 26)
+NUM_FIELDS = 26
 
-FUNCTIONS = tuple(each.address for each in (add_norm_rows, rotate_rows, attend_rows, gate_rows))
+FUNCTIONS = tuple(
+    each.address for each in (add_norm_rows, rotate_rows, attend_rows, gate_rows, add_bias_rows, copy_rows)
+)
 
 
 @jit()
-def _multiply(run: Any, layer: Any, product: Any, rows_at: Any, out_at: Any) -> None:
-    function_at, call_at, bias_at = layer[product], layer[product + 1], layer[product + 2]
-    multiply(run[POOL], function_at, call_at, bias_at, rows_at, run[NUM_ROWS], out_at)
+def _multiply(run: Any, given: Any, layer: Any, product: Any, rows_at: Any, out_at: Any) -> None:
+    multiply(run[POOL], layer[product], layer[product + 1], rows_at, run[NUM_ROWS], out_at)
+    if layer[product + 2]:
+        given[0], given[1], given[2], given[3] = out_at, layer[product + 2], run[NUM_ROWS], layer[product + 3]
+        call(run[ADD_BIAS], given.ctypes.data)
 
 
 @jit()
@@ -83,9 +87,9 @@ def _gate(run: Any, given: Any) -> None:
 
 
 @jit()
-def _keep(run: Any, kept_at: Any) -> None:
-    shape = run[NUM_ROWS], run[HIDDEN]
-    carray(pointer(kept_at), shape, np.float32)[:] = carray(pointer(run[STATES]), shape, np.float32)
+def _keep(run: Any, given: Any, kept_at: Any) -> None:
+    given[0], given[1], given[2] = run[STATES], kept_at, run[NUM_ROWS] * run[HIDDEN]
+    call(run[COPY], given.ctypes.data)
 
 
 @c_function(types.void(CALL))
@@ -98,18 +102,18 @@ def run_layers(run: Any) -> None:
         layer = carray(pointer(run[LAYERS] + index * NUM_FIELDS * 8), NUM_FIELDS, np.int64)
         _add_norm(run, given, run[STATES], added_at, layer[INPUT_NORM], run[NORMED])
         if kept_at:
-            _keep(run, kept_at)
-        _multiply(run, layer, QKV_PRODUCT, run[NORMED], run[QKV])
+            _keep(run, given, kept_at)
+        _multiply(run, given, layer, QKV_PRODUCT, run[NORMED], run[QKV])
         _rotate(run, given, layer)
         _attend(run, given, layer)
         added_at = run[ADDED]
-        _multiply(run, layer, OUTPUT_PRODUCT, run[ATTENDED], added_at)
+        _multiply(run, given, layer, OUTPUT_PRODUCT, run[ATTENDED], added_at)
         if layer[ATTENTION_NORM]:
             _add_norm(run, given, added_at, 0, layer[ATTENTION_NORM], added_at)
         _add_norm(run, given, run[STATES], added_at, layer[MLP_NORM], run[NORMED])
-        _multiply(run, layer, GATE_UP_PRODUCT, run[NORMED], run[GATE_UP])
+        _multiply(run, given, layer, GATE_UP_PRODUCT, run[NORMED], run[GATE_UP])
         _gate(run, given)
-        _multiply(run, layer, DOWN_PRODUCT, run[GATED], added_at)
+        _multiply(run, given, layer, DOWN_PRODUCT, run[GATED], added_at)
         if layer[DOWN_NORM]:
             _add_norm(run, given, added_at, 0, layer[DOWN_NORM], added_at)
         kept_at = layer[KEPT]

@@ -51,7 +51,7 @@ class CompiledLayers:
         run[stack.HEADS], run[stack.KV_HEADS] = heads
         run[stack.IS_GELU] = config.activation == "gelu_tanh"
         run[stack.EPSILON], run[stack.LAYERS] = self._epsilon.ctypes.data, self._table.ctypes.data
-        run[[stack.ADD_NORM, stack.ROTATE, stack.ATTEND, stack.GATE]] = stack.FUNCTIONS
+        run[stack.ADD_NORM :] = stack.FUNCTIONS
         self._run_at = run.ctypes.data
         self._orders: dict[tuple[int, ...], NDArray[np.int64]] = {}  # of layers that were run
         self._room = torch.empty(0)
@@ -142,4 +142,4 @@ def _fill(fields: NDArray[np.int64], layer: Layer) -> None:
     }
     for name, product in products.items():
         assert isinstance(product, PackedLinear), "our kernel multiplies packed weights"
-        fields[name : name + 3] = product.addresses
+        fields[name : name + 4] = *product.addresses, product.num_outputs
