@@ -24,7 +24,7 @@ def add_norm(
 ) -> None:
     """Adds `added` to the states [rows, size], and writes their norm to `out` (`plain_layers.add_norm`)."""
     places = at(states), 0 if added is None else at(added), at(weight), at(out)
-    run_c(add_norm_rows, *places, _float_at(epsilon), *states.shape)
+    run_c(add_norm_rows, *places, float_at(epsilon), *states.shape)
 
 
 def rotate(
@@ -40,7 +40,7 @@ def rotate(
     """Rotates queries and keys in place, and copies keys and values to the pool (`plain_layers.rotate`)."""
     num_kv_heads = key_pool.num_kv_heads
     is_fp8 = key_pool.scales is not None
-    places = at(qkv), 0 if norms is None else at(norms), _float_at(epsilon), at(cos), at(sin)
+    places = at(qkv), 0 if norms is None else at(norms), float_at(epsilon), at(cos), at(sin)
     pools = (0, 0) if is_fp8 else (at(key_pool.rows), at(value_pool.rows))
     sizes = *qkv.shape[:2], num_kv_heads, qkv.shape[2], key_pool.num_slots
     run_c(rotate_rows, *places, at(slots, torch.int64), *pools, *sizes)
@@ -60,11 +60,11 @@ def at(tensor: torch.Tensor, dtype: torch.dtype = torch.float32) -> int:
     return tensor.data_ptr()
 
 
+def float_at(number: float) -> int:
+    """Returns where a number lies as float32, as long as the process lives."""
+    return _kept(number).data_ptr()
+
+
 @functools.cache
 def _kept(number: float) -> torch.Tensor:
     return torch.tensor([number])
-
-
-def _float_at(number: float) -> int:
-    """Returns where a number lies as float32."""
-    return _kept(number).data_ptr()

@@ -15,7 +15,7 @@ import torch
 from outrider.cloud_verifier.backends.attention.plan import Entry, ForwardPlan, PackedRows
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
 from outrider.cloud_verifier.backends.layer_kernels import host_kernels
-from outrider.cloud_verifier.backends.own import OwnDecoder, keep
+from outrider.cloud_verifier.backends.own import OwnDecoder, Turns, keep
 from outrider.cloud_verifier.backends.weights import Weights
 from outrider.kernels import plain_layers
 
@@ -62,11 +62,7 @@ class LeanDecoder(OwnDecoder):
         return CompiledLayers(self._config, self._layers, self._rules, self._reader.own_kernel)
 
     def _run_layers(
-        self,
-        layers: Sequence[int],
-        x: torch.Tensor,
-        turns: tuple[torch.Tensor, torch.Tensor],
-        plan: ForwardPlan,
+        self, layers: Sequence[int], x: torch.Tensor, turns: Turns, plan: ForwardPlan
     ) -> torch.Tensor | None:
         compiled = self._compiled
         if compiled is None or not layers or not compiled.can_run(x, plan):

@@ -28,6 +28,8 @@ from outrider.cloud_verifier.backends.products.row_plan import MatrixKind
 from outrider.cloud_verifier.backends.products.ways import Linear
 from outrider.cloud_verifier.backends.weights import Weights
 
+Turns = tuple[torch.Tensor, torch.Tensor]  # cosines and sines [num_rows, head_dim / 2] of the rows' angles
+
 
 class OwnDecoder(Decoder):
     """Runs rows through layers; how a forward is run is its subclasses' matter."""
@@ -76,13 +78,9 @@ class OwnDecoder(Decoder):
         return self._run_layers(layers, x, (angles.cos(), angles.sin()), plan)
 
     def _run_layers(
-        self,
-        layers: Sequence[int],
-        x: torch.Tensor,
-        turns: tuple[torch.Tensor, torch.Tensor],
-        plan: ForwardPlan,
+        self, layers: Sequence[int], x: torch.Tensor, turns: Turns, plan: ForwardPlan
     ) -> torch.Tensor | None:
-        """Is `_run` with the cosines and sines [num_rows, head_dim / 2] of the rows' angles."""
+        """Does what `_run` does, given the turns of the rows' positions."""
         kernels, config, epsilon = self._kernels, self._config, self._config.rms_norm_eps
         normed, gated = torch.empty_like(x), x.new_empty((len(x), config.intermediate_size))
         added: torch.Tensor | None = None
@@ -116,7 +114,7 @@ class OwnDecoder(Decoder):
         layer: Layer,
         index: int,
         qkv: torch.Tensor,
-        turns: tuple[torch.Tensor, torch.Tensor],
+        turns: Turns,
         plan: ForwardPlan,
     ) -> torch.Tensor:
         config, num_rows = self._config, len(qkv)

@@ -15,10 +15,11 @@ from outrider.cloud_verifier.backends.attention.host import HostAttention, rule_
 from outrider.cloud_verifier.backends.attention.plan import AttentionRule, ForwardPlan
 from outrider.cloud_verifier.backends.decoder_config import DecoderConfig
 from outrider.cloud_verifier.backends.layers import Layer
+from outrider.cloud_verifier.backends.own import Turns
 from outrider.cloud_verifier.backends.products.packed import OwnKernel, PackedLinear
 from outrider.kernels.host import stack
 from outrider.kernels.host.threads import call_c
-from outrider.kernels.host_layers import at
+from outrider.kernels.host_layers import at, float_at
 
 
 class CompiledLayers:
@@ -38,7 +39,6 @@ class CompiledLayers:
             stack.GATE_UP: 2 * config.intermediate_size,
             stack.GATED: config.intermediate_size,
         }
-        self._epsilon = np.array((config.rms_norm_eps,), np.float32)
         self._rules = [rule_numbers(rule, config.head_dim) for rule in rules]
         self._table = np.zeros((len(layers), stack.NUM_FIELDS), np.int64)
         for fields, layer, rule, numbers in zip(self._table, layers, rules, self._rules, strict=True):
@@ -50,7 +50,7 @@ class CompiledLayers:
         )  # fmt: skip
         run[stack.HEADS], run[stack.KV_HEADS] = heads
         run[stack.IS_GELU] = config.activation == "gelu_tanh"
-        run[stack.EPSILON], run[stack.LAYERS] = self._epsilon.ctypes.data, self._table.ctypes.data
+        run[stack.EPSILON], run[stack.LAYERS] = float_at(config.rms_norm_eps), self._table.ctypes.data
         run[stack.ADD_NORM :] = stack.FUNCTIONS
         self._run_at = run.ctypes.data
         self._orders: dict[tuple[int, ...], NDArray[np.int64]] = {}  # of layers that were run
@@ -65,14 +65,10 @@ class CompiledLayers:
         )
 
     def __call__(
-        self,
-        layers: Sequence[int],
-        x: torch.Tensor,
-        turns: tuple[torch.Tensor, torch.Tensor],
-        plan: ForwardPlan,
+        self, layers: Sequence[int], x: torch.Tensor, turns: Turns, plan: ForwardPlan
     ) -> torch.Tensor:
-        """Does what `OwnDecoder._run` does, for at least one layer; `turns` are the cosines and sines of its angles.
-        What it returns lasts until the next call."""
+        """Does what `OwnDecoder._run_layers` does, for at least one layer. What it returns lasts until the next
+        call."""
         attention, run = plan.attention, self._run
         assert isinstance(attention, HostAttention), "see `can_run`"
         self._use_layers(tuple(layers))

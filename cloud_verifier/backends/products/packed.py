@@ -114,11 +114,9 @@ class PackedLinear:
     def addresses(self) -> tuple[int, int, int]:
         """Returns those of our kernel's function, of what it is given, and of the bias (0: none), for
         `host.product.multiply`."""
-        if self._product is None:
-            self.settle(is_doubled=True)
-        assert self._product is not None
+        product = self._own_product()
         bias_at = 0 if self._bias is None else self._bias.data_ptr()
-        return self._product.function_at, self._product.call_at, bias_at
+        return product.function_at, product.call_at, bias_at
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         is_few = 0 < x.shape[0] <= self._own.most_rows
@@ -129,13 +127,18 @@ class PackedLinear:
         return out
 
     def by_own_kernel(self, x: torch.Tensor) -> torch.Tensor:
-        if self._product is None:
-            self.settle(is_doubled=True)
-        assert self._product is not None and x.dtype == torch.float32, "the kernel is given addresses alone"
+        assert x.dtype == torch.float32, "the kernel is given addresses alone"
         num_rows, x = x.shape[0], x.contiguous()
         out = x.new_empty((num_rows, self.num_outputs))
-        self._product.multiply(x.data_ptr(), num_rows, out.data_ptr(), self._own.helpers)
+        self._own_product().multiply(x.data_ptr(), num_rows, out.data_ptr(), self._own.helpers)
         return out if self._bias is None else out.add_(self._bias)
+
+    def _own_product(self) -> PanelProduct:
+        """Returns what our kernel reads, made where it is not there."""
+        if self._product is None:
+            self.settle(is_doubled=True)
+        assert self._product is not None
+        return self._product
 
 
 @torch.inference_mode()
