@@ -48,6 +48,7 @@ class AcceptanceEstimator:
         self.is_copied = is_copied
         self._judged = [0.0] * MAX_DEPTH  # by position
         self._accepted = [0.0] * MAX_DEPTH
+        self._num_in_a_row = 0  # accepted since the last rejection, where the draft copies
         self._rejected = [0.0] * num_bins  # by confidence
         self._doubts = [0.0] * num_bins  # sums over judged tokens
 
@@ -61,6 +62,7 @@ class AcceptanceEstimator:
             self.observe_tokens(num_accepted, num_drafted)
             self.observe_confidences(record.confidences, num_accepted)
         elif record.has_no_proposal:
+            self._num_in_a_row = 0
             self.posterior.observe(0, 1)  # it brings as little as a draft whose first token is rejected
 
     def observe_tokens(self, num_accepted: int, num_drafted: int) -> None:
@@ -68,9 +70,13 @@ class AcceptanceEstimator:
         memory = SETTINGS.acceptance_memory_per_round
         self._judged = [memory * judged for judged in self._judged]
         self._accepted = [memory * accepted for accepted in self._accepted]
-        for position in range(min(num_accepted + 1, num_drafted, MAX_DEPTH)):
+        first = self._num_in_a_row
+        for number in range(min(num_accepted + 1, num_drafted)):
+            position = min(first + number, MAX_DEPTH - 1)
             self._judged[position] += 1.0
-            self._accepted[position] += position < num_accepted
+            self._accepted[position] += number < num_accepted
+        goes_on = self.is_copied and num_accepted == num_drafted
+        self._num_in_a_row = first + num_accepted if goes_on else 0
         self.posterior.observe(num_accepted, int(num_accepted < num_drafted))
 
     def observe_confidences(self, confidences: Sequence[float], num_accepted: int) -> None:
@@ -89,11 +95,13 @@ class AcceptanceEstimator:
         prior = weight * self.posterior.prior_mean
         return (sum(self._accepted) + prior) / (sum(self._judged) + weight)
 
-    def by_position(self) -> list[float]:
-        """Returns [MAX_DEPTH] acceptance rates, each given that all tokens before were accepted.
+    def by_position(self, num_assumed: int = 0) -> list[float]:
+        """Returns [MAX_DEPTH] acceptance rates of the next draft, each given that all tokens before were accepted: also
+        the `num_assumed` ones that are in flight.
 
         A position without observations continues the positions before it, and the overall rate; where the draft
-        copies, what the prior says of that position, as copies are right for long or not at all.
+        copies, what the prior says of that position, as copies are right for long or not at all. Their positions count
+        from the last rejection on, as a copy goes on in the next round.
         """
         weight = SETTINGS.overall_weight_tokens
         usual = by_position(self.posterior.start) if self.is_copied else [self.overall()] * MAX_DEPTH
@@ -105,12 +113,13 @@ class AcceptanceEstimator:
             if all_judged:
                 near_alpha = all_accepted / all_judged
             num_near = min(SETTINGS.neighbour_share * all_judged, SETTINGS.max_neighbour_tokens)
-        return alphas
+        start = min(self._num_in_a_row + num_assumed, MAX_DEPTH - 1) if self.is_copied else 0
+        return alphas[start:] + alphas[-1:] * start
 
-    def of_runs(self) -> Acceptance:
-        """Returns the acceptance of pipelined rounds, whose tokens count from the last rejection on: one rate, or of a
-        draft that copies [MAX_DEPTH] rates by position."""
-        return by_position(tuple(self.posterior.probabilities)) if self.is_copied else self.overall()
+    def of_runs(self, num_assumed: int = 0) -> Acceptance:
+        """Returns the acceptance of pipelined rounds after `num_assumed` tokens in flight: one rate, as their tokens
+        count from the last rejection on, or of a draft that copies [MAX_DEPTH] rates by position."""
+        return self.by_position(num_assumed) if self.is_copied else self.overall()
 
     @property
     def calibration(self) -> Calibration:

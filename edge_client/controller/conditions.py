@@ -39,7 +39,6 @@ class Conditions:
         }
         self._tree_tokens = self._expected_tree_tokens = SETTINGS.tree_yield_weight_tokens
         self._tree_times = TimeRatio(1.0, SETTINGS.tree_excess_weight_rounds)
-        self._length = 4
 
     @property
     def are_known(self) -> bool:
@@ -169,18 +168,18 @@ class Conditions:
         """Returns the costs; see `RoundCosts.estimate`."""
         return self.costs.estimate()
 
-    def fastest_pipelined(self, acceptance: Acceptance) -> tuple[int, float]:
+    def fastest_pipelined(self, acceptance: Acceptance, length: int) -> tuple[int, float]:
         """Returns the length of pipelined rounds with the fewest seconds a token, and those seconds.
 
-        It descends from the last answer, which costs a tenth of looking at all lengths.
+        It descends from `length`, the last answer, say, which costs a tenth of looking at all lengths.
         """
         models, link = self.estimate()
 
-        def token_s(length: int) -> float:
-            return branching_token_s(acceptance, pipelined_times(length, models, link), self.branch_hit_share)
+        def token_s(tried: int) -> float:
+            return branching_token_s(acceptance, pipelined_times(tried, models, link), self.branch_hit_share)
 
-        best_s = token_s(self._length)
+        best_s = token_s(length)
         for step in (4, -4, 1, -1):
-            while 1 <= self._length + step <= MAX_DEPTH and (next_s := token_s(self._length + step)) < best_s:
-                self._length, best_s = self._length + step, next_s
-        return self._length, best_s
+            while 1 <= length + step <= MAX_DEPTH and (next_s := token_s(length + step)) < best_s:
+                length, best_s = length + step, next_s
+        return length, best_s

@@ -169,7 +169,7 @@ class GenerationState:
         if self.tokens.finish is not None:
             return 0
         room = min(self.tokens.num_remaining, self.context_room) - num_assumed - 1
-        return max(0, min(self.next_depth(), room))
+        return max(0, min(self.next_depth(num_assumed), room))
 
     @property
     def num_colocated_nodes(self) -> int:
@@ -185,9 +185,9 @@ class GenerationState:
             policy.plan(min(budget.num_nodes, self._model.limits.max_tree_nodes))
         self.next_depth()
 
-    def next_depth(self) -> int:
-        """Returns the depth policy's depth, or the verifier's limit."""
-        wanted = self.proposer.depth.next_depth()
+    def next_depth(self, num_assumed: int = 0) -> int:
+        """Returns the depth policy's depth after so many assumed tokens, or the verifier's limit."""
+        wanted = self.proposer.depth.next_depth(num_assumed)
         return wanted if self._model is None else min(wanted, self._model.limits.max_draft_tokens)
 
     def tree_budget(self, num_assumed: int = 0) -> TreeBudget | None:

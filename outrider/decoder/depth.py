@@ -49,7 +49,7 @@ class AdjustedDepth:
     def __init__(self, adjuster: AdaptiveDepthAdjuster) -> None:
         self._adjuster = adjuster
 
-    def next_depth(self) -> int:
+    def next_depth(self, num_assumed: int = 0) -> int:
         """See `DepthPolicy.next_depth`."""
         return self._adjuster.depth
 

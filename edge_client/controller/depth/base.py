@@ -12,8 +12,8 @@ class DepthPolicy(Protocol):
     """Chooses draft lengths. Pure; the session clips them to the end of the sequence, the context and the
     verifier's limit."""
 
-    def next_depth(self) -> int:
-        """Returns the most tokens to draft in the next round."""
+    def next_depth(self, num_assumed: int = 0) -> int:
+        """Returns the most tokens to draft in the next round, after `num_assumed` drafted ones that are in flight."""
 
     def stop_rule(self) -> ShouldStop | None:
         """Returns the rule that may end the next draft before `next_depth` tokens; None: nothing does."""

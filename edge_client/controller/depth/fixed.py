@@ -18,7 +18,7 @@ class FixedDepth:
     def __init__(self, num_speculative_tokens: int = DEFAULT_DEPTH) -> None:
         self._num_speculative_tokens = num_speculative_tokens
 
-    def next_depth(self) -> int:
+    def next_depth(self, num_assumed: int = 0) -> int:
         """See `DepthPolicy.next_depth`."""
         return self._num_speculative_tokens
 

@@ -7,7 +7,8 @@ part of P, the position that of the next token. A draft without confidences gets
 
 Where several rounds may be in flight the edge drafts on whatever the length is, which then only sets how
 often a message is sent: the length of the cost model's fastest pipelined rounds. No low confidence ends such
-a round.
+a round. Of a draft that copies, which is right for long or not at all, rounds behind others are longer: they
+are needed only where those before them were right.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.drafting.base import ShouldStop, Stop
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Plan:
-    best: int  # draft length without confidences
+    best: int  # draft length without confidences, of pipelined rounds with none in flight
     least_gain: float  # expected tokens that a further one must bring
     alphas: list[float]  # [MAX_DEPTH], by position
     is_pipelined: bool
+    later: int | None = None  # draft length of a pipelined round behind others; None: not planned yet
 
 
 class OptimalDepth:
@@ -47,12 +49,15 @@ class OptimalDepth:
         self._acceptance = self._conditions.acceptance
         self._start = start
         self._plan: _Plan | None = None  # as of what was observed so far
+        self._lengths = [4, 4]  # of the last pipelined plans, from where the next ones are looked for
 
-    def next_depth(self) -> int:
+    def next_depth(self, num_assumed: int = 0) -> int:
         """See `DepthPolicy.next_depth`."""
         plan = self._current()
         if plan is None:
             return self._start or self.DEFAULT_START
+        if plan.is_pipelined and num_assumed and self._acceptance.is_copied:
+            return self._later_length(plan, num_assumed)
         return MAX_DEPTH if self._acceptance.has_confidences and not plan.is_pipelined else plan.best
 
     def stop_rule(self) -> ShouldStop | None:
@@ -90,9 +95,17 @@ class OptimalDepth:
 
     def _make_plan(self, is_pipelined: bool) -> _Plan:
         if is_pipelined:
-            best, _ = self._conditions.fastest_pipelined(self._acceptance.of_runs())
+            best, _ = self._conditions.fastest_pipelined(self._acceptance.of_runs(), self._lengths[0])
+            self._lengths[0] = best
             return _Plan(best, 0.0, [], is_pipelined)
         models, link = self._conditions.estimate()
         alphas = self._acceptance.by_position()
         best, rate = fastest_round(alphas, models, link, MAX_DEPTH)
         return _Plan(best, rate * round_token_s(models, link), alphas, is_pipelined)
+
+    def _later_length(self, plan: _Plan, num_assumed: int) -> int:
+        if plan.later is None:  # decided for the first such round
+            alphas = self._acceptance.of_runs(num_assumed)
+            plan.later, _ = self._conditions.fastest_pipelined(alphas, self._lengths[1])
+            self._lengths[1] = plan.later
+        return plan.later

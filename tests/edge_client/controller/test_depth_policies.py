@@ -379,6 +379,42 @@ def test_a_copy_that_was_right_so_far_is_trusted_more_with_each_position() -> No
     assert positions.by_position()[0] > 0.9 and positions.by_position()[2] < 0.45 < played[2] - 0.2
 
 
+def test_the_places_of_copies_count_from_the_last_rejection() -> None:
+    positions = AcceptanceEstimator(is_copied=True)
+    begin = positions.by_position()
+    assert positions.by_position(5) == begin[5:] + begin[-1:] * 5
+    whole, parts = AcceptanceEstimator(is_copied=True), AcceptanceEstimator(is_copied=True)
+    whole.observe_tokens(7, 9)
+    for num_accepted, num_drafted in ((3, 3), (3, 3), (1, 3)):
+        parts.observe_tokens(num_accepted, num_drafted)
+    assert parts.by_position() == pytest.approx(whole.by_position(), abs=0.02), "three rounds are one copy"
+    anew, behind = parts.by_position(), parts.by_position(3)
+    parts.observe_tokens(3, 3)
+    assert parts.by_position() == pytest.approx(behind, abs=0.05), "the next copy goes on"
+    parts.observe(replace(answered(0, 0), has_no_proposal=True))
+    assert parts.by_position()[:3] == pytest.approx(anew[:3], abs=0.05) and anew[0] < behind[0] - 0.1, (
+        "or ends"
+    )
+
+
+def test_rounds_behind_others_that_copy_are_longer() -> None:
+    """They are needed only where those before them were right, and copies are right for long or not at all."""
+
+    def lengths(is_copied: bool) -> tuple[int, int]:
+        conditions = Conditions(is_copied=is_copied)
+        conditions.observe_opening(0.01, 0.02, 1e-5, StepTimes(0.004, 0.0003))
+        for _ in range(5):
+            conditions.acceptance.observe_tokens(0, 2)
+        conditions.window = 3
+        policy = OptimalDepth(conditions=conditions)
+        return policy.next_depth(), policy.next_depth(4)
+
+    first, later = lengths(is_copied=True)
+    assert later >= 2 * first, (first, later)
+    first, later = lengths(is_copied=False)
+    assert later == first, "the rate of a draft with a model is the same everywhere"
+
+
 def accepted_in_a_row(rate: float, luck: random.Random) -> int:
     return next((k for k in range(MAX_DEPTH) if luck.random() >= rate), MAX_DEPTH)
 
@@ -613,7 +649,7 @@ def test_where_every_round_is_pipelined_drafts_become_shorter_too_and_longer_aga
     for num_sessions in (1, 16, 1):
         for _ in range(40):
             conditions.observe(replace(shared(num_sessions, 4, token_ms=0.5), window=3))
-        lengths.append(conditions.fastest_pipelined(0.8)[0])
+        lengths.append(conditions.fastest_pipelined(0.8, 4)[0])
     assert lengths[1] < min(lengths[0], lengths[2]), lengths
 
 

@@ -109,7 +109,7 @@ class RandomDepth(FixedDepth):
         super().__init__(2)
         self._random = random.Random(seed)
 
-    def next_depth(self) -> int:
+    def next_depth(self, num_assumed: int = 0) -> int:
         return self._random.choice((1, 2, 3))
 
 
