@@ -58,15 +58,16 @@ def pipelined_times(
     num_draft_tokens: int, models: ModelCosts, link: LinkCosts, max_in_flight: int | None = None
 ) -> PipelinedTimes:
     """Returns the times of rounds of n >= 1 tokens, `max_in_flight` unanswered at most; None is no limit."""
-    first_s, verify_s = round_s(num_draft_tokens, models, link), models.verify_s(num_draft_tokens)
-    period_s = _period_s(num_draft_tokens, models, link)
-    window = max_in_flight or num_in_flight(num_draft_tokens, models, link)
+    draft_s, verify_s = models.draft_s(num_draft_tokens), models.verify_s(num_draft_tokens)
+    first_s = round_s(num_draft_tokens, models, link)
+    period_s = _period_s(num_draft_tokens, draft_s, verify_s, link)
+    window = max_in_flight or _window(first_s, period_s)
     wait_s = max(0.0, first_s - window * period_s)
     return PipelinedTimes(
         num_draft_tokens=num_draft_tokens,
         first_s=first_s,
         period_s=period_s,
-        rest_s=_rest_s(num_draft_tokens, models, link, period_s + wait_s / window),
+        rest_s=_rest_s(draft_s, period_s + wait_s / window, models, link),
         window=window,
         wait_s=wait_s,
         shown_s=max(num_draft_tokens * models.draft_token_s, verify_s),
@@ -149,34 +150,34 @@ def pipelined_break_even_rtt_s(
 ) -> float:
     """Returns the RTT below which pipelined rounds of n beat `rival_s` seconds a token; negative where none
     does, infinite where all do. `link.rtt_s` itself is not used; the number in flight is not limited."""
-    period_s = _period_s(num_draft_tokens, models, link)
+    draft_s, verify_s = models.draft_s(num_draft_tokens), models.verify_s(num_draft_tokens)
+    period_s = _period_s(num_draft_tokens, draft_s, verify_s, link)
     run = _run_of(acceptance, num_draft_tokens)
     if math.isinf(run.tokens):
         return math.inf if period_s / num_draft_tokens < rival_s else -math.inf
-    first_s = (
-        (1.0 + run.tokens) * rival_s
-        - period_s * run.rounds
-        - _rest_s(num_draft_tokens, models, link, period_s)
-    )
+    first_s = (1.0 + run.tokens) * rival_s - period_s * run.rounds - _rest_s(draft_s, period_s, models, link)
     return first_s - (round_s(num_draft_tokens, models, link) - link.rtt_s)
 
 
 def num_in_flight(num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> int:
     """Returns how many rounds are in flight while everything is accepted, without a limit."""
-    period_s = _period_s(num_draft_tokens, models, link)
-    return math.ceil(round_s(num_draft_tokens, models, link) / period_s) if period_s else 1
+    draft_s, verify_s = models.draft_s(num_draft_tokens), models.verify_s(num_draft_tokens)
+    period_s = _period_s(num_draft_tokens, draft_s, verify_s, link)
+    return _window(round_s(num_draft_tokens, models, link), period_s)
 
 
-def _period_s(num_draft_tokens: int, models: ModelCosts, link: LinkCosts) -> float:
+def _window(first_s: float, period_s: float) -> int:
+    return math.ceil(first_s / period_s) if period_s else 1
+
+
+def _period_s(num_draft_tokens: int, draft_s: float, verify_s: float, link: LinkCosts) -> float:
     up_s = (link.round_bytes_up + num_draft_tokens * link.draft_token_bytes_up) / link.rate_up
     down_s = link.round_bytes_down / link.rate_down
-    return (
-        max(models.draft_s(num_draft_tokens), models.verify_s(num_draft_tokens), up_s, down_s) + link.work_s
-    )
+    return max(draft_s, verify_s, up_s, down_s) + link.work_s
 
 
-def _rest_s(num_draft_tokens: int, models: ModelCosts, link: LinkCosts, period_s: float) -> float:
-    share = models.draft_s(num_draft_tokens) / period_s if period_s else 0.0
+def _rest_s(draft_s: float, period_s: float, models: ModelCosts, link: LinkCosts) -> float:
+    share = draft_s / period_s if period_s else 0.0
     return share * models.draft_token_s / 2 + link.work_s
 
 
