@@ -171,7 +171,7 @@ class Conditions:
     def fastest_pipelined(self, acceptance: Acceptance, length: int) -> tuple[int, float]:
         """Returns the length of pipelined rounds with the fewest seconds a token, and those seconds.
 
-        It descends from `length`, the last answer, say, which costs a tenth of looking at all lengths.
+        It descends from `length`, such as the last answer, which costs a tenth of looking at all lengths.
         """
         models, link = self.estimate()
 

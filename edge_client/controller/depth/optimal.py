@@ -49,7 +49,7 @@ class OptimalDepth:
         self._acceptance = self._conditions.acceptance
         self._start = start
         self._plan: _Plan | None = None  # as of what was observed so far
-        self._lengths = [4, 4]  # of the last pipelined plans, from where the next ones are looked for
+        self._first_length = self._later_length = 4  # of the last pipelined plans: the next ones are near
 
     def next_depth(self, num_assumed: int = 0) -> int:
         """See `DepthPolicy.next_depth`."""
@@ -57,7 +57,7 @@ class OptimalDepth:
         if plan is None:
             return self._start or self.DEFAULT_START
         if plan.is_pipelined and num_assumed and self._acceptance.is_copied:
-            return self._later_length(plan, num_assumed)
+            return self._plan_later(plan, num_assumed)
         return MAX_DEPTH if self._acceptance.has_confidences and not plan.is_pipelined else plan.best
 
     def stop_rule(self) -> ShouldStop | None:
@@ -95,17 +95,17 @@ class OptimalDepth:
 
     def _make_plan(self, is_pipelined: bool) -> _Plan:
         if is_pipelined:
-            best, _ = self._conditions.fastest_pipelined(self._acceptance.of_runs(), self._lengths[0])
-            self._lengths[0] = best
-            return _Plan(best, 0.0, [], is_pipelined)
+            alphas = self._acceptance.of_runs()
+            self._first_length, _ = self._conditions.fastest_pipelined(alphas, self._first_length)
+            return _Plan(self._first_length, 0.0, [], is_pipelined)
         models, link = self._conditions.estimate()
-        alphas = self._acceptance.by_position()
-        best, rate = fastest_round(alphas, models, link, MAX_DEPTH)
-        return _Plan(best, rate * round_token_s(models, link), alphas, is_pipelined)
+        by_position = self._acceptance.by_position()
+        best, rate = fastest_round(by_position, models, link, MAX_DEPTH)
+        return _Plan(best, rate * round_token_s(models, link), by_position, is_pipelined)
 
-    def _later_length(self, plan: _Plan, num_assumed: int) -> int:
-        if plan.later is None:  # decided for the first such round
+    def _plan_later(self, plan: _Plan, num_assumed: int) -> int:
+        if plan.later is None:  # as of the first such round
             alphas = self._acceptance.of_runs(num_assumed)
-            plan.later, _ = self._conditions.fastest_pipelined(alphas, self._lengths[1])
-            self._lengths[1] = plan.later
+            plan.later, _ = self._conditions.fastest_pipelined(alphas, self._later_length)
+            self._later_length = plan.later
         return plan.later
