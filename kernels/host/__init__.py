@@ -6,7 +6,7 @@ noise can exceed the best so far only where v <= exp(score - best). Philox runs 
 any lane could, and float64 logarithms only for ids that pass: the token is exactly the reference's. Sums are
 float32 within a chunk, and a log_sum is 1e-6 off at most.
 
-The first import on a machine compiles for 10 to 20 s (`outrider.kernels.host.compiler`).
+The first import on a machine compiles for 25 s on Zen 5 and 47 on Zen 3 (`outrider.kernels.host.compiler`).
 """
 
 from outrider.kernels.host.exp import entropy, logsumexp
