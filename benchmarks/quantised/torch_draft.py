@@ -20,9 +20,9 @@ from benchmarks.reliability.wire import FAULTS, Fault
 from benchmarks.results_file import Found
 from outrider.common.tree import Tree
 from outrider.common.types import SamplingParams, TokenIds
-from outrider.edge_client.controller.window import Pipelining, create_window
+from outrider.edge_client.controller.window import create_window
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
-from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.core.options import ExecutionMode, Pipelining
 from outrider.edge_client.drafting.backend import BackendSettings
 from outrider.edge_client.drafting.node_values import NodeValues
 from outrider.edge_client.drafting.pytorch.check import Distance, check_export

@@ -18,9 +18,9 @@ from typing import Any
 
 from outrider.common.errors import OutriderError
 from outrider.common.types import SamplingParams, TokenIds
-from outrider.edge_client.controller.window import Pipelining, create_window
+from outrider.edge_client.controller.window import create_window
 from outrider.edge_client.core.events import MarkClearedEvent, RolledBackEvent, SessionEvent, TokenEvent
-from outrider.edge_client.core.options import ExecutionMode, OnTimeout
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout, Pipelining
 from outrider.edge_client.drafting.onnx.model import OnnxDraftModel
 from outrider.edge_client.tokenization.tokenizer import EdgeTokenizer
 from outrider.experiments.shared.decoding import Case, Decoder, HungError

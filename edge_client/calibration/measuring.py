@@ -22,8 +22,7 @@ from outrider.edge_client.config.gate import without_gate
 from outrider.edge_client.config.methods import support_size
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.controller.depth.registry import create_depth_policy
-from outrider.edge_client.controller.window import Pipelining
-from outrider.edge_client.core.options import ExecutionMode, OnTimeout
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout, Pipelining
 from outrider.edge_client.gate.gate import GateUse
 from outrider.edge_client.gate.thresholds import GateThresholds
 from outrider.edge_client.session.factory import Edge, create_link, make_sampling

@@ -8,7 +8,7 @@ from typing import Literal
 
 from outrider.common.config.loader import option
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
-from outrider.edge_client.controller.window import Pipelining
+from outrider.edge_client.core.options import Pipelining
 from outrider.edge_client.drafting.backend import BACKENDS, KV_DTYPES, ONNX, WEIGHTS, BackendSettings
 from outrider.edge_client.drafting.base import DEFAULT_MAX_NGRAM
 from outrider.edge_client.drafting.registry import DEFAULT_SUFFIX_TOKENS, MODEL, STRATEGIES, CopySettings

@@ -11,8 +11,7 @@ from outrider.common.config.fields import leaves
 from outrider.common.errors import UsageError
 from outrider.edge_client.config.draft_sections import GateConfig
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.controller.window import Pipelining
-from outrider.edge_client.core.options import MODES_WITH_ROUNDS, REQUESTABLE_MODES
+from outrider.edge_client.core.options import MODES_WITH_ROUNDS, REQUESTABLE_MODES, Pipelining
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.registry import WITHOUT_SIGNALS
 from outrider.edge_client.gate.file import GateFile, read_gate_file

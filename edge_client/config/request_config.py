@@ -17,8 +17,7 @@ from outrider.edge_client.config.grammar import KEYS
 from outrider.edge_client.config.methods import METHODS_OF, judging_method, why_no_reverify
 from outrider.edge_client.config.run_config import RunConfig
 from outrider.edge_client.config.tree import tree_use, why_no_shape, why_no_tree
-from outrider.edge_client.controller.window import Pipelining
-from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.core.options import ExecutionMode, Pipelining
 from outrider.edge_client.gate.gate import GateUse
 
 

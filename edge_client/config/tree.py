@@ -10,8 +10,7 @@ from outrider.common.types import Method
 from outrider.edge_client.config.gate import judges_variance
 from outrider.edge_client.config.methods import draft_source
 from outrider.edge_client.config.run_config import RunConfig
-from outrider.edge_client.controller.window import Pipelining
-from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.core.options import ExecutionMode, Pipelining
 from outrider.edge_client.drafting.registry import MODEL, WITHOUT_MODEL
 from outrider.edge_client.drafting.tree_shape import read_tree_shape
 from outrider.edge_client.drafting.trees import (

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 from typing import TYPE_CHECKING
 
 from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.settings import SETTINGS
-from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.core.options import ExecutionMode, Pipelining
 from outrider.edge_client.core.stats import RoundRecord
 
 if TYPE_CHECKING:
     from outrider.edge_client.controller.mode_policy import ModePolicy
 
 MAX_UNANSWERED = SETTINGS.max_unanswered
-
-
-class Pipelining(enum.StrEnum):
-    """Names when several rounds are in flight."""
-
-    OFF = "off"  # one round at a time
-    ON = "on"  # always several
-    AUTO = "auto"  # while that is expected to be faster
-
-    @property
-    def modes(self) -> tuple[ExecutionMode, ...]:
-        """Returns the modes of rounds that it allows."""
-        match self:
-            case Pipelining.OFF:
-                return (ExecutionMode.SPECULATIVE,)
-            case Pipelining.ON:
-                return (ExecutionMode.PIPELINED,)
-            case Pipelining.AUTO:
-                return (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED)
 
 
 class RoundWindow:

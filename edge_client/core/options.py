@@ -36,6 +36,25 @@ REQUESTABLE_MODES = tuple(mode for mode in ExecutionMode if mode is not Executio
 MODES_WITH_ROUNDS = tuple(mode for mode in REQUESTABLE_MODES if mode.has_rounds)
 
 
+class Pipelining(enum.StrEnum):
+    """Names when several rounds are in flight."""
+
+    OFF = "off"  # one round at a time
+    ON = "on"  # always several
+    AUTO = "auto"  # while that is expected to be faster
+
+    @property
+    def modes(self) -> tuple[ExecutionMode, ...]:
+        """Returns the modes of rounds that it allows."""
+        match self:
+            case Pipelining.OFF:
+                return (ExecutionMode.SPECULATIVE,)
+            case Pipelining.ON:
+                return (ExecutionMode.PIPELINED,)
+            case Pipelining.AUTO:
+                return (ExecutionMode.SPECULATIVE, ExecutionMode.PIPELINED)
+
+
 class OnTimeout(enum.StrEnum):
     """The policy for a round that is not answered in time."""
 

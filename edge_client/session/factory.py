@@ -26,8 +26,8 @@ from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.base import DepthPolicy
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.settings import SETTINGS
-from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
-from outrider.edge_client.core.options import ExecutionMode, OnTimeout, SessionOptions
+from outrider.edge_client.controller.window import RoundWindow, create_window
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout, Pipelining, SessionOptions
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.edge_client.drafting.learned.learner import Learner
 from outrider.edge_client.drafting.onnx.runner import DropoutCost

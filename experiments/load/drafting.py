@@ -24,7 +24,8 @@ from outrider.edge_client.controller.conditions import Conditions
 from outrider.edge_client.controller.depth.registry import create_depth_policy
 from outrider.edge_client.controller.round_costs import StepTimes
 from outrider.edge_client.controller.stream_measurement import StreamMeasurement
-from outrider.edge_client.controller.window import Pipelining, create_window
+from outrider.edge_client.controller.window import create_window
+from outrider.edge_client.core.options import Pipelining
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.decode.recorder import Recorder
 from outrider.experiments.load.cloud import generated_sample

@@ -19,8 +19,8 @@ from test_same_text import make_prompt
 
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES
 from outrider.edge_client.controller.mode_policy import ModePolicy
-from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
-from outrider.edge_client.core.options import ExecutionMode, OnTimeout
+from outrider.edge_client.controller.window import RoundWindow, create_window
+from outrider.edge_client.core.options import ExecutionMode, OnTimeout, Pipelining
 from outrider.edge_client.drafting.base import DraftModel
 from outrider.experiments.shared.processes import VerifierProcess
 

@@ -20,9 +20,9 @@ from benchmarks.controller.plan_check_runs import decoding
 from outrider.common.errors import OutriderError
 from outrider.common.types import SamplingParams, TokenIds
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
-from outrider.edge_client.controller.window import Pipelining, create_window
+from outrider.edge_client.controller.window import create_window
 from outrider.edge_client.core.events import SessionEvent, TokenEvent
-from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.core.options import ExecutionMode, Pipelining
 from outrider.edge_client.session.session import SessionResult
 from outrider.experiments.links.base import LinkRealisation, OpenLink
 from outrider.experiments.links.profile import LinkProfile, Outage

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from outrider.common.errors import UsageError
-from outrider.edge_client.controller.conditions import Conditions
-from outrider.edge_client.controller.depth.base import DepthPolicy
+
+if TYPE_CHECKING:  # commands that draft nothing, `--help` too, read the names alone
+    from outrider.edge_client.controller.conditions import Conditions
+    from outrider.edge_client.controller.depth.base import DepthPolicy
 
 _MODULES = {"fixed": "fixed", "ratio": "stepped", "window": "stepped", "optimal": "optimal"}
 DEPTH_POLICIES = tuple(_MODULES)

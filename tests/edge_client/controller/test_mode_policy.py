@@ -14,8 +14,8 @@ from outrider.edge_client.controller import pace_tables
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES, ModePolicy
 from outrider.edge_client.controller.round_costs import EarlierCosts, StepTimes
 from outrider.edge_client.controller.settings import SETTINGS
-from outrider.edge_client.controller.window import Pipelining, create_window
-from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.controller.window import create_window
+from outrider.edge_client.core.options import ExecutionMode, Pipelining
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.session.factory import make_window
 

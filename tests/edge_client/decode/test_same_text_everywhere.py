@@ -23,8 +23,8 @@ from test_pipelined_rounds import PROMPT, decode, make_backend, reference, runs
 from outrider.common.types import FinishReason, Method, SamplingParams, StopParams
 from outrider.edge_client.controller.depth.registry import DEPTH_POLICIES, create_depth_policy
 from outrider.edge_client.controller.mode_policy import CHOOSABLE_MODES
-from outrider.edge_client.controller.window import Pipelining, RoundWindow, create_window
-from outrider.edge_client.core.options import ExecutionMode
+from outrider.edge_client.controller.window import RoundWindow, create_window
+from outrider.edge_client.core.options import ExecutionMode, Pipelining
 from outrider.edge_client.core.stats import RoundRecord
 from outrider.edge_client.session.session import SessionResult
 from outrider.experiments.shared.decoding import HungError, watched
