@@ -42,7 +42,7 @@ class Chunk:
 
 
 def run(setting: Setting, report: Report) -> None:
-    """Compares `kernels.device` with `kernels.host`, then measures it."""
+    """Compares `kernels.device` with `kernels.host.rows`, then measures it."""
     if setting.is_rehearsal:
         device.SPAN, device.TILE_BLOCKS = 2048, 128  # small rows have several spans, of few tiles
         device_truncation.NUM_PIVOTS = 32  # fewer passes, each of which the interpreter takes long for

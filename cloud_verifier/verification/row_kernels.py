@@ -79,7 +79,7 @@ def load_row_kernels() -> RowKernels:
     from outrider.kernels import reference
 
     try:
-        from outrider.kernels import host
+        from outrider.kernels.host import rows as host
 
         _check(host, reference)
     except Exception as error:  # no numba, one that does not fit numpy, a machine it cannot compile for

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -29,7 +30,8 @@ from numba.misc.appdirs import AppDirs
 
 log = logging.getLogger(__name__)
 
-_KERNELS = Path(__file__).parents[1]
+_HOST = Path(__file__).parent
+_KERNELS = _HOST.parent
 # numba reads CACHE_DIR, which is one for all threads, several times: changed between, code lands in the current folder.
 _LOCK = threading.RLock()
 
@@ -99,17 +101,21 @@ def _cache_folder() -> Path | None:
 
 
 def _fill(folder: Path) -> None:
-    """Compiles all kernels to a folder in another process, as LLVM would keep 300 MB of this one's memory.
+    """Compiles all kernels to a folder in other processes, as LLVM would keep 300 MB of this one's memory.
 
-    What that leaves undone, this process compiles for itself.
+    Those of layers and those of rows are compiled side by side. What is left undone, this process compiles for itself.
     """
     log.info("compiling the kernels, once on a machine")
-    names = [path.stem for path in sorted(Path(__file__).parent.glob("*.py")) if path.stem != "__init__"]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(functools.partial(_compile, folder), (_HOST, _HOST / "rows")))
+
+
+def _compile(folder: Path, sources: Path) -> None:
+    """Compiles the kernels of one folder of sources to `folder` in another process."""
+    package = ".".join(("outrider", *sources.relative_to(_KERNELS.parent).parts))
+    names = [path.stem for path in sorted(sources.glob("*.py")) if path.stem != "__init__"]
     # Modules are looked for where this process looks, and not in the current folder.
-    program = [
-        f"import sys; sys.path[:] = {sys.path!r}",
-        *(f"import outrider.kernels.host.{name}" for name in names),
-    ]
+    program = [f"import sys; sys.path[:] = {sys.path!r}", *(f"import {package}.{name}" for name in names)]
     try:
         subprocess.run(
             [sys.executable, "-P", "-c", "\n".join(program)],
@@ -132,7 +138,7 @@ def _fill(folder: Path) -> None:
 def _cache_key() -> str:
     versions = platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__
     digest = hashlib.sha256(repr(versions).encode())
-    for path in sorted([*_KERNELS.glob("*.py"), *_KERNELS.glob("*/*.py")]):
+    for path in sorted(_KERNELS.rglob("*.py")):
         source = path.read_bytes()
         digest.update(f"{path.relative_to(_KERNELS)} {len(source)} ".encode() + source)
     return digest.hexdigest()[:16]

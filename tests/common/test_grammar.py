@@ -32,7 +32,8 @@ from outrider.common.grammar.state import CompiledGrammar, GrammarLimitError, Gr
 from outrider.common.grammar.vocabulary import Vocabulary
 from outrider.common.sampling.processors import check_sampling_params, process_logits
 from outrider.common.types import Grammar, GrammarKind, Limits, OpenRequest, SamplingParams
-from outrider.kernels import host, reference
+from outrider.kernels import reference
+from outrider.kernels.host import rows as host
 
 LARK = Grammar(GrammarKind.LARK, 'start: pair ("," pair)*\npair: /[a-z]+/ "=" NUM\nNUM: /[0-9]{1,3}/')
 

@@ -1,4 +1,4 @@
-"""Kernels are compiled in a process of their own, kept on disk, and compiled again after a source has changed."""
+"""Kernels are compiled in processes of their own, kept on disk, and compiled again after a source has changed."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ PROBE = """
 import logging
 from numba import types
 from outrider.kernels.host.compiler import jit
-from outrider.kernels.host.noise import gumbel
+from outrider.kernels.host.rows.noise import gumbel
 
 logging.basicConfig(format="%(message)s")
 
@@ -32,12 +32,12 @@ print(probe(7), sum(probe.stats.cache_hits.values()))
 
 @pytest.fixture
 def package(tmp_path):
-    """A copy of the kernels with one small kernel in place of them all, which compiles quickly."""
+    """A copy of the kernels with one small kernel for layers and one for rows, which compile quickly."""
     copy, own = tmp_path / "outrider" / "kernels", Path(kernels.__file__).parent
-    (copy / "host").mkdir(parents=True)
-    for name in ("host/compiler.py", "host/noise.py"):
+    (copy / "host" / "rows").mkdir(parents=True)
+    for name in ("host/compiler.py", "host/rows/noise.py", "host/rows/masks.py"):
         shutil.copy(own / name, copy / name)
-    for init in (tmp_path / "outrider", copy, copy / "host"):
+    for init in (tmp_path / "outrider", copy, copy / "host", copy / "host" / "rows"):
         (init / "__init__.py").write_text("")
     (copy / "host" / "probe.py").write_text(PROBE)
     return copy
@@ -63,11 +63,12 @@ def test_kernels_come_from_disk_and_a_changed_helper_in_another_file_is_seen(pac
     first, num_hits, logged = run_probe(package, tmp_path / "cache")
     assert (num_hits, logged) == (1, "")  # another process compiled it
     (folder,) = (tmp_path / "cache").iterdir()
+    assert {path.name.partition(".")[0] for path in folder.rglob("*.nbi")} == {"masks", "probe"}
     assert run_probe(package, tmp_path / "cache")[:2] == (first, 1)
     shutil.rmtree(folder)
     folder.mkdir()  # as if that process had been killed
     assert run_probe(package, tmp_path / "cache")[:2] == (first, 0)
-    helpers = package / "host" / "noise.py"
+    helpers = package / "host" / "rows" / "noise.py"
     source = helpers.read_text()
     helpers.write_text(source.replace("return -math.log(", "return 1000.0 - math.log("))
     assert helpers.read_text() != source
@@ -76,17 +77,18 @@ def test_kernels_come_from_disk_and_a_changed_helper_in_another_file_is_seen(pac
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_where_the_other_process_fails_kernels_are_compiled_here(package, tmp_path):
-    (package / "host" / "other.py").write_text("raise RuntimeError('planted')")
+@pytest.mark.parametrize("folder", [".", "rows"])
+def test_where_another_process_fails_kernels_are_compiled_here(folder, package, tmp_path):
+    (package / "host" / folder / "other.py").write_text("raise RuntimeError('planted')")
     _, num_hits, logged = run_probe(package, tmp_path / "cache")
-    assert num_hits == 0
+    assert num_hits == (folder == "rows")
     assert "ended with 1" in logged and "Traceback" not in logged
     assert "planted" in logged
 
 
 @pytest.mark.slow
 @pytest.mark.ci
-def test_the_other_process_takes_no_module_from_the_current_folder(package, tmp_path):
+def test_another_process_takes_no_module_from_the_current_folder(package, tmp_path):
     (package.parents[1] / "elsewhere").mkdir()
     (package.parents[1] / "elsewhere" / "numba.py").write_text("raise RuntimeError('not the library')")
     _, num_hits, logged = run_probe(package, tmp_path / "cache", "elsewhere")

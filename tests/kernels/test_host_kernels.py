@@ -19,7 +19,8 @@ from outrider.common.noise.draws import Purpose, gumbel_row
 from outrider.common.sampling.processors import choose, process_logits
 from outrider.common.sampling.truncation import truncation_threshold
 from outrider.common.types import SamplingParams
-from outrider.kernels import host, reference
+from outrider.kernels import reference
+from outrider.kernels.host import rows as host
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "common" / "golden" / "noise.json").read_text())
 VOCAB_SIZES = (5, 8, 9, 31, 100, 777, 2047, 2048, 2049, 5000)

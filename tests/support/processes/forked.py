@@ -23,7 +23,7 @@ _CONTEXT.set_forkserver_preload(
         "outrider.cloud_verifier.backends.paged_backend",
         "outrider.cloud_verifier.server.cli",
         "outrider.cloud_verifier.server.server",
-        "outrider.kernels.host",
+        "outrider.kernels.host.rows",
     ]
 )
 

@@ -10,8 +10,8 @@ from numba import types
 
 from outrider.kernels.host.compiler import jit
 from outrider.kernels.host.exp import CHUNK, ROW, SLACK, SLACK_OF_SCORE, fill_exps, find_top, sum_up
-from outrider.kernels.host.noise import FIRST_BLOCK, LANES, WORDS, draw_blocks, gumbel, lane_at
-from outrider.kernels.host.truncation import truncation_threshold
+from outrider.kernels.host.rows.noise import FIRST_BLOCK, LANES, WORDS, draw_blocks, gumbel, lane_at
+from outrider.kernels.host.rows.truncation import truncation_threshold
 
 _COUPLED = 0  # the purpose of the noise of target samples (`outrider.common.noise.philox.Purpose`)
 _DENSE_CHUNKS = 7
