@@ -62,14 +62,13 @@ def run(settings: Settings) -> Iterator[Found]:
 def abusing(address: str, name: str) -> Iterator[None]:
     """Has a tenant of its own process do so, inside."""
     command = [sys.executable, "-m", "benchmarks.reliability.hostile", address, name]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    assert process.stdout is not None
-    process.stdout.readline()  # it is ready
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # it is ready
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 def measure(

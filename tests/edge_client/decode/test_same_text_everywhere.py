@@ -113,8 +113,8 @@ def told_window(handling: str, policy: str, weather: Weather, ways: Counter[str]
         see_stream(weather.forward_s)
         choice.observe_rtt(weather.trip_s())
 
-    def see_draft(is_right: bool, draft_s: float) -> None:
-        see_shadow(is_right, weather.draft_s)
+    def see_draft(is_accepted: bool, draft_s: float | None) -> None:
+        see_shadow(is_accepted, None if draft_s is None else weather.draft_s)
 
     choice.conditions.observe_opening(weather.trip_s(), weather.forward_s, weather.draft_s)
     choice.observe_stream, choice.observe_probe = see_tokens, see_draft  # type: ignore[method-assign]
