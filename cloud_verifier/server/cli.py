@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +24,7 @@ from outrider.cloud_verifier.config import (
     parse_methods,
 )
 from outrider.cloud_verifier.security.arguments import add_cert_arguments, add_token_arguments
+from outrider.cloud_verifier.server.load_progress import LOADING_THREAD
 from outrider.common.config.arguments import VerbParser
 from outrider.common.config.loader import Loaded, add_flags, given_flags, load_config
 from outrider.common.config.units import parse_size
@@ -47,17 +50,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with needs_extra("cloud", namespace.verb):
             status = _dispatch(namespace)
         sys.stdout.flush()  # where what cannot be written is still told
-        return status
+        return _end_loading(status)
     except OutriderError as error:
         print(f"cloud-verifier: {one_line(str(error))}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        return 130
+        return _end_loading(130)
     except OSError as error:
         failed = tell_failed_write(error, "cloud-verifier")
         if failed is None:
             raise
         return failed
+
+
+def _end_loading(status: int) -> int:
+    """Returns the exit status, but ends the process here where a signal came while its models were loading: Python
+    would wait until kernels are compiled, and abort where it stops a thread in compiled code."""
+    if any(thread.name == LOADING_THREAD for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 def _dispatch(namespace: argparse.Namespace) -> int:

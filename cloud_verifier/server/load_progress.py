@@ -12,6 +12,7 @@ from outrider.common.process.progress import show_progress
 
 log = logging.getLogger(__name__)
 
+LOADING_THREAD = "loading"  # the name of the thread that models are loaded on
 LINE_S, LOG_S = 0.1, 10.0  # between two changes of a terminal's line, and between two lines of a log
 
 

@@ -22,6 +22,7 @@ from outrider.cloud_verifier.rpc.tracing import create_round_tracer
 from outrider.cloud_verifier.security.authenticator import AccessError
 from outrider.cloud_verifier.server.addresses import ADMIN_OFF
 from outrider.cloud_verifier.server.entrance import Entrance
+from outrider.cloud_verifier.server.load_progress import LOADING_THREAD
 from outrider.cloud_verifier.server.loading import create_engine
 from outrider.cloud_verifier.server.supervision import Supervision
 from outrider.cloud_verifier.verification.grammars import GrammarStore
@@ -242,7 +243,7 @@ async def _on_a_thread(load: Callable[[], VerifierServer]) -> VerifierServer:
 
     gc.disable()
     try:
-        threading.Thread(target=work, name="loading", daemon=True).start()
+        threading.Thread(target=work, name=LOADING_THREAD, daemon=True).start()
         return await loaded
     finally:
         gc.enable()

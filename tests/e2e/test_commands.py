@@ -214,6 +214,36 @@ def test_help_answers_quickly() -> None:
     assert min(times) < 0.4, times
 
 
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_while_kernels_compile_ends_the_verifier_at_once(
+    tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "outrider.cloud_verifier", "serve", "--listen", "127.0.0.1:0"]
+        + ["--admin-listen", "127.0.0.1:0"],
+        env=os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "compiling the kernels" in line:
+                break
+        begin_s = time.monotonic()
+        os.killpg(
+            process.pid, number
+        )  # as a terminal and systemd do, which reach the processes that compile too
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == status, told
+    assert "Traceback" not in told and "terminate called" not in told
+    assert time.monotonic() - begin_s < 10, "compiling takes three times as long"
+
+
 def installed_size(extra: str) -> dict[str, int]:
     """Bytes a distribution of the extra's closure put on disk, compiled files left out."""
     sizes: dict[str, int] = {}
