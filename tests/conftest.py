@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Compiles the kernels before there are workers: servers in tests may take less long to start."""
+    """Compiles the kernels before there are workers: it takes longer than a server in a test may take to start."""
     if not hasattr(session.config, "workerinput"):
         import outrider.kernels.host.rows  # noqa: F401 - compiles as it is imported
 
